@@ -1,0 +1,20 @@
+"""What goes wrong through no fault of the code: a message for the person, not a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class ExperimentError(ValueError):
+    """A wish that cannot be met; the message says which and what to do."""
+
+
+class UnknownNameError(ExperimentError):
+    """A data set, network or method that does not exist."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"unknown {kind} {name!r}; known: {', '.join(known)}")
+
+
+class DataError(ExperimentError):
+    """A data set that is missing, damaged, or cannot be stored."""
