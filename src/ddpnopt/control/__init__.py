@@ -1,0 +1,20 @@
+"""Optimal control by differential dynamic programming: the paper's Algorithm 1, and Pontryagin's principle beside it."""
+
+from .errors import ControlError
+from .pmp import costate, hamiltonian, hamiltonian_gradient
+from .problem import Problem
+from .solution import History, Rollout, Solution, Status
+from .solver import solve
+
+__all__ = [
+    "ControlError",
+    "History",
+    "Problem",
+    "Rollout",
+    "Solution",
+    "Status",
+    "costate",
+    "hamiltonian",
+    "hamiltonian_gradient",
+    "solve",
+]
