@@ -1,0 +1,22 @@
+"""The command line: one program, one file a command."""
+
+from __future__ import annotations
+
+import typer
+
+from ddpnopt.cli.compare import compare
+from ddpnopt.cli.data import data
+from ddpnopt.cli.train import train
+
+app = typer.Typer(
+    name="ddpnopt",
+    help="Differential dynamic programming as a PyTorch optimizer: comparisons and data sets.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(compare)
+app.command()(train)
+app.command()(data)
+
+__all__ = ["app"]

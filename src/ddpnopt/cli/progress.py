@@ -1,0 +1,30 @@
+"""Bars with the time left."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+def console() -> Console:
+    """Made at each use: it writes to the standard output of that moment."""
+    return Console()
+
+
+def status_console() -> Console:
+    """For bars and remarks, which are not the result: standard error."""
+    return Console(stderr=True)
+
+
+def bar() -> Progress:
+    """A bar of steps that vanishes when it is done."""
+    return Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=32),
+        MofNCompleteColumn(),
+        TextColumn("[dim]{task.fields[detail]}"),
+        TimeRemainingColumn(),
+        TextColumn("[dim]left"),
+        console=status_console(),
+        transient=True,
+    )

@@ -1,0 +1,112 @@
+"""One look for every figure: quiet axes, and one colour for a method wherever it appears."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+INK = "#22272e"
+SOFT_INK = "#5b6570"
+GRID = "#e4e8ec"
+
+# DDPNOpt is the strong colour, baselines are clearly apart from it and from each other, also for readers who
+# do not tell red from green (after Paul Tol's "bright" and "muted" schemes).
+COLOURS = {
+    "ddpnopt": "#c8381e",
+    "sgd": "#8f98a3",
+    "sgd-m": "#4a5562",
+    "rmsprop": "#2a9d8f",
+    "adam": "#2f6fbb",
+    "adamw": "#7fb2e5",
+    "kfac": "#b58900",
+    "ekfac": "#8a6bbe",
+    "ddpnopt-sgd": "#e07a3f",
+    "ddpnopt-rmsprop": "#d1477a",
+    "ddpnopt-adam": "#a3195b",
+    "ddpnopt-kfac": "#e3a008",
+    "ddpnopt-ekfac": "#6d28b8",
+}
+SPARE = ("#117733", "#aa4499", "#999933", "#332288", "#88ccee", "#661100")
+
+FONTS = ["Inter", "Helvetica Neue", "Arial", "DejaVu Sans"]
+RC: Any = {
+    "figure.dpi": 110,
+    "savefig.dpi": 200,
+    "figure.facecolor": "white",
+    "figure.constrained_layout.use": True,
+    "font.family": "sans-serif",
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.labelcolor": SOFT_INK,
+    "axes.edgecolor": "#c3cad1",
+    "axes.linewidth": 0.8,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": SOFT_INK,
+    "ytick.color": SOFT_INK,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "xtick.major.size": 0.0,
+    "ytick.major.size": 0.0,
+    "xtick.minor.size": 0.0,
+    "ytick.minor.size": 0.0,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "legend.fontsize": 9.0,
+    "svg.fonttype": "none",
+    # Without a salt the identifiers in an SVG are random, and the same figure differs from run to run.
+    "svg.hashsalt": "ddpnopt",
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draws in the common look, and leaves matplotlib's own settings as they were."""
+    with mpl.rc_context(RC):
+        # Only the fonts that are installed: matplotlib warns of every other one.
+        mpl.rcParams["font.sans-serif"] = _installed(FONTS)
+        yield
+
+
+def colour(method: str, position: int = 0) -> str:
+    """The colour of a method; of one that has none, a spare by its position."""
+    return COLOURS.get(method, SPARE[position % len(SPARE)])
+
+
+def figure(
+    columns: int = 1, rows: int = 1, *, width: float = 4.6, height: float = 3.4
+) -> tuple[Figure, list[Axes]]:
+    """A figure and its axes, row by row, without the global state of pyplot."""
+    made = Figure(figsize=(width * columns, height * rows))
+    return made, list(made.subplots(rows, columns, squeeze=False).flat)
+
+
+def save(made: Figure, stem: Path) -> list[Path]:
+    """Writes `<stem>.png` and `<stem>.svg`."""
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
+    for path in paths:
+        # No date: a repeated run gives the same file.
+        made.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return paths
+
+
+def _installed(wanted: list[str]) -> list[str]:
+    from matplotlib.font_manager import fontManager
+
+    present = {font.name for font in fontManager.ttflist}
+    return [name for name in wanted if name in present] or ["DejaVu Sans"]
