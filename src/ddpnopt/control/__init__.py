@@ -1,4 +1,5 @@
-"""Optimal control by differential dynamic programming: the paper's Algorithm 1, and Pontryagin's principle beside it."""
+"""Optimal control by differential dynamic programming: the paper's Algorithm 1, and Pontryagin's principle
+beside it."""
 
 from .errors import ControlError
 from .pmp import costate, hamiltonian, hamiltonian_gradient

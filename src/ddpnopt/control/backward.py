@@ -1,4 +1,5 @@
-"""The backward sweep: lines 2 to 6 of Algorithm 1, and the costate sweep that gives the gradient of J beside it."""
+"""The backward sweep: lines 2 to 6 of Algorithm 1, and the costate sweep that gives the gradient of J beside
+it."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ Regularize = Literal["uu", "xx"]
 
 @dataclass(frozen=True)
 class Sweep:
-    """Gains k (S, B, m), K (S, B, m, n) per run; the model's change of cost, dJ(a) = a linear + a^2 quadratic / 2;
-    `ok` (B,): Q_uu was positive definite at every stage. Where it was not, the gains mean nothing."""
+    """Gains k (S, B, m), K (S, B, m, n) per run; the model's change of cost, dJ(a) = a linear + a^2 quadratic
+    / 2; `ok` (B,): Q_uu was positive definite at every stage. Where it was not, the gains mean nothing."""
 
     k: Blocks
     K: Blocks
@@ -39,10 +40,12 @@ def backward(
 ) -> Sweep:
     """Gains of the policy du = k + K dx by Eq. (3) to (5), one problem per row of the batch.
 
-    mu (B,) is Levenberg-Marquardt damping: "uu" adds mu I to Q_uu, "xx" adds it to V_xx inside Q_uu and Q_ux, which
-    keeps the new states, not the new controls, near the old ones (Tassa, Erez, Todorov 2012). Damping belongs to the
+    mu (B,) is Levenberg-Marquardt damping: "uu" adds mu I to Q_uu, "xx" adds it to V_xx inside Q_uu and Q_ux,
+    which keeps the new states, not the new controls, near the old ones (Tassa, Erez, Todorov 2012). Damping
+    belongs to the
     gains alone: the value function is that of the undamped model under these gains,
-    V_x = Q_x + K'Q_uu k + K'Q_u + Q_ux'k and likewise V_xx, which is Eq. (5) when mu = 0 and no control is clamped.
+    V_x = Q_x + K'Q_uu k + K'Q_u + Q_ux'k and likewise V_xx, which is Eq. (5) when mu = 0 and no control is
+    clamped.
     """
     V_x, V_xx = expansion.phi_x, expansion.phi_xx
     f_zs, l_zs, l_zzs = unstack(expansion.f_z), unstack(expansion.l_z), unstack(expansion.l_zz)
@@ -93,7 +96,8 @@ def backward(
 
 
 def costate_gradient(expansion: Expansion, runs: Sequence[Run]) -> Blocks:
-    """grad_u J as blocks (S, B, m), by the adjoint equation (19b): p_t = l_x + f_x' p_{t+1}, grad_u = l_u + f_u' p.
+    """grad_u J as blocks (S, B, m), by the adjoint equation (19b): p_t = l_x + f_x' p_{t+1}, grad_u = l_u +
+    f_u' p.
 
     Q_u of the sweep is not this gradient unless all later gains vanish, so convergence is measured here.
     """
@@ -109,7 +113,8 @@ def costate_gradient(expansion: Expansion, runs: Sequence[Run]) -> Blocks:
 
 
 def gradient_norm(gradient: Blocks, trajectory: Trajectory, limits: Limits | None) -> Tensor:
-    """Largest component of grad_u J, or with limits of u - clip(u - grad_u J), which is zero exactly at a KKT point."""
+    """Largest component of grad_u J, or with limits of u - clip(u - grad_u J), which is zero exactly at a KKT
+    point."""
     norms = []
     for r, (g, u) in enumerate(zip(gradient, trajectory.u, strict=True)):
         if limits is not None:
@@ -119,11 +124,14 @@ def gradient_norm(gradient: Blocks, trajectory: Trajectory, limits: Limits | Non
     return torch.stack(norms).amax(0)
 
 
-def _gains(H: Tensor, Q_u: Tensor, H_ux: Tensor, room: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-    """k = -H^-1 Q_u (B, m, 1) and K = -H^-1 H_ux (B, m, n), Eq. (4), or their box-constrained likes; and success (B,).
+def _gains(
+    H: Tensor, Q_u: Tensor, H_ux: Tensor, room: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """k = -H^-1 Q_u (B, m, 1) and K = -H^-1 H_ux (B, m, n), Eq. (4), or their box-constrained likes; and
+    success (B,).
 
-    Where H is not positive definite the factor is replaced by the identity, so that one bad problem costs the others
-    nothing; its gains are zeroed so that it cannot breed infinities either.
+    Where H is not positive definite the factor is replaced by the identity, so that one bad problem costs the
+    others nothing; its gains are zeroed so that it cannot breed infinities either.
     """
     if room is None:
         factor, info = torch.linalg.cholesky_ex(H)

@@ -1,9 +1,10 @@
-"""A batch of small quadratic programmes with box constraints, by projected Newton (Tassa, Mansard, Todorov 2014).
+"""A batch of small quadratic programmes with box constraints, by projected Newton (Tassa, Mansard, Todorov
+2014).
 
     min over v of  1/2 v' H v + q' v    subject to  lower <= v <= upper
 
-In box-DDP v is the open gain k_t, H = Q_uu, q = Q_u. At the solution the components split into clamped ones, which the
-gradient presses against their limit, and free ones; the feedback gain acts on the free ones alone.
+In box-DDP v is the open gain k_t, H = Q_uu, q = Q_u. At the solution the components split into clamped ones,
+which the gradient presses against their limit, and free ones; the feedback gain acts on the free ones alone.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ STEPS = 0.6 ** torch.arange(24, dtype=torch.float64)
 
 @dataclass(frozen=True)
 class BoxSolution:
-    """v (B, m), which components are free (B, m), the Cholesky factor of H on the free ones (identity on the others),
-    and whether H was positive definite there (B,)."""
+    """v (B, m), which components are free (B, m), the Cholesky factor of H on the free ones (identity on the
+    others), and whether H was positive definite there (B,)."""
 
     v: Tensor
     free: Tensor
@@ -41,7 +42,9 @@ def solve_box(H: Tensor, q: Tensor, lower: Tensor, upper: Tensor, *, iterations:
         free = ~(((v <= lower) & (gradient > 0)) | ((v >= upper) & (gradient < 0)))
         # Identity rows for the clamped components keep the batch rectangular.
         factor, ok = masked_factor(H, free)
-        move = torch.where(free, -torch.cholesky_solve((gradient * free).unsqueeze(-1), factor).squeeze(-1), 0.0)
+        move = torch.where(
+            free, -torch.cholesky_solve((gradient * free).unsqueeze(-1), factor).squeeze(-1), 0.0
+        )
         slope = (gradient * move).sum(-1)  # (B,), negative unless solved
         size = (move.abs() / (1 + v.abs())).amax(-1)
         done = done | ~ok | (size <= 4 * torch.finfo(q.dtype).eps) | ~torch.isfinite(slope)
@@ -60,7 +63,8 @@ def solve_box(H: Tensor, q: Tensor, lower: Tensor, upper: Tensor, *, iterations:
 
 
 def masked_factor(H: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
-    """Cholesky factor of H restricted to the free components, identity elsewhere; and whether there is one."""
+    """Cholesky factor of H restricted to the free components, identity elsewhere; and whether there is
+    one."""
     both = free.unsqueeze(-1) & free.unsqueeze(-2)
     eye = torch.eye(H.shape[-1], dtype=H.dtype, device=H.device)
     factor, info = torch.linalg.cholesky_ex(torch.where(both, H, eye))

@@ -1,7 +1,8 @@
-"""Derivatives of dynamics and costs along a trajectory, at all stages of a run and all problems in one vmap call.
+"""Derivatives of dynamics and costs along a trajectory, at all stages of a run and all problems in one vmap
+call.
 
-State and control are joined to z = (x, u), so that the five derivatives of Eq. (3) are two: f_z = (f_x, f_u) and
-f_zz, and the sweep's Q_x, Q_u, Q_xx, Q_ux, Q_uu are slices of Q_z and Q_zz.
+State and control are joined to z = (x, u), so that the five derivatives of Eq. (3) are two: f_z = (f_x, f_u)
+and f_zz, and the sweep's Q_x, Q_u, Q_xx, Q_ux, Q_uu are slices of Q_z and Q_zz.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from torch.func import grad, hessian, jacfwd, jacrev, vmap
 from .problem import Problem, StageFunction
 from .stages import Blocks, Run, Trajectory, over_batch, select
 
-# f_zz of a run is kept whole below this many numbers. Above, V_x . f_zz is formed stage by stage in the sweep: n_{t+1}
-# times less memory, but one call per stage. 2^24 doubles are 128 MB.
+# f_zz of a run is kept whole below this many numbers. Above, V_x . f_zz is formed stage by stage in the
+# sweep: n_{t+1} times less memory, but one call per stage. 2^24 doubles are 128 MB.
 TENSOR_BUDGET = 2**24
 
 Contraction = Callable[[Tensor], Tensor]
@@ -52,7 +53,8 @@ class Expansion:
 
 def expand(problem: Problem, runs: Sequence[Run], trajectory: Trajectory, *, second_order: bool) -> Expansion:
     """All derivatives the backward sweep needs: with the tensors f_zz for DDP, without for iLQR."""
-    f_z, f_zz, l_z, l_zz, zs = [], [], [], [], []
+    f_z, l_z, l_zz, zs = [], [], [], []
+    f_zz: list[Tensor | None] = []
     for run, x, u in zip(runs, trajectory.x, trajectory.u, strict=False):
         z = torch.cat([x, u], dim=-1)  # (S, B, nz)
         F, L = joined(run.f, run.n), joined(run.l, run.n)
@@ -100,7 +102,9 @@ def _both(first: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor]
         return value, value
 
     derivative, value = vmap(jacfwd(value_twice, has_aux=True))(z.flatten(0, 1))
-    return derivative.reshape(*z.shape[:2], *derivative.shape[1:]), value.reshape(*z.shape[:2], *value.shape[1:])
+    return derivative.reshape(*z.shape[:2], *derivative.shape[1:]), value.reshape(
+        *z.shape[:2], *value.shape[1:]
+    )
 
 
 def _contract_kept(tensor: Tensor) -> Contraction:

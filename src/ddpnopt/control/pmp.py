@@ -1,4 +1,5 @@
-"""Pontryagin's maximum principle in discrete time (appendix A.1), the open-loop sister of dynamic programming.
+"""Pontryagin's maximum principle in discrete time (appendix A.1), the open-loop sister of dynamic
+programming.
 
 By the lemma there, the costate sweep is back-propagation: p_t = grad_{x_t} J and grad_u H_t = grad_{u_t} J.
 """
@@ -24,7 +25,8 @@ def hamiltonian(problem: Problem, t: int, x: Tensor, p: Tensor, u: Tensor) -> Te
     x_next = problem.f(t)(x, u)
     if p.shape != x_next.shape:
         raise ControlError(
-            f"p at stage {t} has shape {tuple(p.shape)}, the next state {tuple(x_next.shape)}; pass p_{{t+1}}, not p_t"
+            f"p at stage {t} has shape {tuple(p.shape)}, the next state {tuple(x_next.shape)}; "
+            "pass p_{t+1}, not p_t"
         )
     return problem.l(t)(x, u) + torch.dot(p, x_next)
 
@@ -40,7 +42,8 @@ def costate(problem: Problem, x0: Tensor, u: ControlsLike) -> tuple[Tensor, ...]
 
 
 def hamiltonian_gradient(problem: Problem, x0: Tensor, u: ControlsLike) -> tuple[Tensor, ...]:
-    """grad_u H_t(x_t, p_{t+1}, u_t) at every stage, zero where (19c) holds without limits; equals grad_{u_t} J.
+    """grad_u H_t(x_t, p_{t+1}, u_t) at every stage, zero where (19c) holds without limits; equals grad_{u_t}
+    J.
 
     One step of gradient descent, Eq. (22), is u_t - eta times this.
     """

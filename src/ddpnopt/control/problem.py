@@ -2,8 +2,9 @@
 
     min over u_0 .. u_{T-1} of   J = phi(x_T) + sum_t l_t(x_t, u_t)    subject to  x_{t+1} = f_t(x_t, u_t)
 
-All functions are plain torch functions of one problem: x is (n_t,), u is (m_t,), f_t returns (n_{t+1},), costs return
-a scalar. Batches of problems are made from them with `torch.func.vmap`; nobody has to write a batch dimension.
+All functions are plain torch functions of one problem: x is (n_t,), u is (m_t,), f_t returns (n_{t+1},),
+costs return a scalar. Batches of problems are made from them with `torch.func.vmap`; nobody has to write a
+batch dimension.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Problem:
     """Dynamics, costs, number of stages and control limits.
 
     Attributes:
-        dynamics: f_t(x, u), one function for all stages or a sequence of T of them. State and control sizes may
-            change from stage to stage, as they do between the layers of a network.
+        dynamics: f_t(x, u), one function for all stages or a sequence of T of them. State and control sizes
+            may change from stage to stage, as they do between the layers of a network.
         stage_cost: l_t(x, u), likewise.
         terminal_cost: phi(x).
         horizon: T. May be left out when `dynamics` or `stage_cost` is a sequence.
@@ -56,7 +57,9 @@ class Problem:
         if self.horizon is not None:
             lengths["horizon"] = self.horizon
         if not lengths:
-            raise ControlError("horizon is missing: give the number of stages, or one dynamics function per stage")
+            raise ControlError(
+                "horizon is missing: give the number of stages, or one dynamics function per stage"
+            )
         if len(set(lengths.values())) > 1:
             said = ", ".join(f"{name} says {length}" for name, length in lengths.items())
             raise ControlError(f"the number of stages is not clear: {said}; make them agree")
@@ -76,7 +79,7 @@ class Problem:
         """Dynamics of stage t."""
         return self.dynamics[t] if isinstance(self.dynamics, Sequence) else self.dynamics
 
-    def l(self, t: int) -> StageFunction:
+    def l(self, t: int) -> StageFunction:  # noqa: E743
         """Cost of stage t."""
         return self.stage_cost[t] if isinstance(self.stage_cost, Sequence) else self.stage_cost
 

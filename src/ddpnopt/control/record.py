@@ -68,7 +68,8 @@ class Recorder:
         return self.ending == int(ending)
 
     def finish(self, norm: Tensor, grad_tol: float) -> None:
-        """The last row. A problem whose last allowed step made the gradient vanish has converged after all."""
+        """The last row. A problem whose last allowed step made the gradient vanish has converged after
+        all."""
         self.norm = _without_nan(norm)
         arrived = self.is_ending(Ending.RUNNING) & (self.norm <= grad_tol * self.cost.abs().clamp(min=1))
         self.ending[arrived] = int(Ending.GRADIENT)
@@ -91,7 +92,10 @@ def solution(
         stages = [tuple(stage.squeeze(0) for stage in group) for group in stages]
         cost, norm, iterations = cost[0], norm[0], iterations[0]
     return Solution(
-        *stages,
+        x=stages[0],
+        u=stages[1],
+        k=stages[2],
+        K=stages[3],
         cost=cost,
         gradient_norm=norm,
         iterations=iterations,

@@ -34,9 +34,9 @@ def closed_loop(
 ) -> Trajectory:
     """Lines 7 to 11 of Algorithm 1 for several step sizes at once.
 
-    u = u_t + step * k_t + K_t (x - x_t), clipped to the limits, from x_0. `step` is (A,); the blocks of the result
-    are (S, A, B, ...): all A trajectories of all B problems go through the dynamics together, because the loop over
-    stages costs the same for one of them as for all.
+    u = u_t + step * k_t + K_t (x - x_t), clipped to the limits, from x_0. `step` is (A,); the blocks of the
+    result are (S, A, B, ...): all A trajectories of all B problems go through the dynamics together, because
+    the loop over stages costs the same for one of them as for all.
     """
     A = step.shape[0]
     bounds = limits.stages() if limits is not None else None

@@ -1,4 +1,5 @@
-"""The forward sweep with a backtracking line search: lines 7 to 11 of Algorithm 1 until the cost falls as promised."""
+"""The forward sweep with a backtracking line search: lines 7 to 11 of Algorithm 1 until the cost falls as
+promised."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from .stages import Limits, Run, Trajectory, replace, scatter, select
 
 @dataclass(frozen=True)
 class Trial:
-    """The trajectory found for each problem (the old one where none was accepted), its cost, and how it was found."""
+    """The trajectory found for each problem (the old one where none was accepted), its cost, and how it was
+    found."""
 
     trajectory: Trajectory
     cost: Tensor  # (B,)
@@ -41,11 +43,15 @@ def line_search(
     sufficient: float,
     limits: Limits | None,
 ) -> Trial:
-    """Largest of the step sizes (A,), falling from 1, whose reduction is at least `sufficient` times the expected one.
+    """Largest of the step sizes (A,), falling from 1, whose reduction is at least `sufficient` times the
+    expected one.
 
-    The full step is tried first for all problems; those that refuse it try all smaller steps at once. So an iteration
-    is one or two passes through the dynamics, whatever the step sizes.
+    The full step is tried first for all problems; those that refuse it try all smaller steps at once. So an
+    iteration is one or two passes through the dynamics, whatever the step sizes.
     """
+    if not bool(sweep.ok.any()):
+        none = torch.zeros_like(cost)
+        return Trial(nominal, cost, scale, none, none)
     trial = _best(problem, runs, nominal, cost, scale, sweep, steps[:1], sufficient, limits)
     again = (~trial.accepted & sweep.ok).nonzero().squeeze(-1)
     if again.numel() == 0 or steps.numel() == 1:
@@ -79,7 +85,8 @@ def _best(
     new_cost, new_scale = costs.sum(0), costs.abs().sum(0)  # (A, B)
     a = steps[:, None]
     expected = -(a * sweep.linear + 0.5 * a * a * sweep.quadratic)
-    # Near the optimum the promised reduction drowns in the rounding of the cost itself; Newton steps are right there.
+    # Near the optimum the promised reduction drowns in the rounding of the cost itself; Newton steps are
+    # right there.
     noise = 8 * torch.finfo(cost.dtype).eps * scale
     # NaN and infinity compare as false: a trajectory that blew up is never accepted.
     good = (cost - new_cost >= sufficient * expected - noise) & (expected >= 0) & sweep.ok

@@ -20,7 +20,8 @@ class Status(str, Enum):
     GRADIENT = "converged: gradient"  # the (projected) gradient is below grad_tol
     COST = "converged: cost"  # the last step reduced the cost by less than cost_tol
     MAX_ITERATIONS = "not converged: iterations used up"
-    NO_STEP = "not converged: no acceptable step"  # even with the largest regularisation; the best point is returned
+    # even with the largest regularisation; the best point is returned
+    NO_STEP = "not converged: no acceptable step"
 
     @property
     def converged(self) -> bool:
@@ -31,8 +32,8 @@ class Status(str, Enum):
 class History:
     """One row per iteration, and a last one for the result: (I + 1,) for one problem, (I + 1, B) for a batch.
 
-    Row i holds cost and gradient norm before iteration i, the regularisation it used and the step size it took (0: no
-    step was accepted, or the problem had ended). Ended problems keep their values.
+    Row i holds cost and gradient norm before iteration i, the regularisation it used and the step size it
+    took (0: no step was accepted, or the problem had ended). Ended problems keep their values.
     """
 
     cost: Tensor
@@ -62,12 +63,14 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Solution:
-    """Trajectory and policy, in the paper's symbols, one tensor per stage; leading B only if a batch was solved.
+    """Trajectory and policy, in the paper's symbols, one tensor per stage; leading B only if a batch was
+    solved.
 
     Attributes:
         x, u: states x_0 .. x_T, (B, n_t), and controls u_0 .. u_{T-1}, (B, m_t).
-        k, K: gains of Eq. (4) at this trajectory, (B, m_t) and (B, m_t, n_t). k vanishes as the solver converges;
-            it is zero where no acceptable step was found. Rows of K are zero where a limit holds the control.
+        k, K: gains of Eq. (4) at this trajectory, (B, m_t) and (B, m_t, n_t). k vanishes as the solver
+            converges; it is zero where no acceptable step was found. Rows of K are zero where a limit holds
+            the control.
         cost: J, (B,).
         gradient_norm: largest component of grad_u J (with limits: of its projection), (B,).
         iterations: iterations each problem took part in, (B,).
@@ -105,14 +108,18 @@ class Solution:
         return _stacked(self.u, "control")
 
     def policy(self, t: int, x: Tensor, *, step: float = 1.0) -> Tensor:
-        """The controller u_t + step k_t + K_t (x - x_t), clipped to the limits. step = 0 follows the nominal exactly.
+        """The controller u_t + step k_t + K_t (x - x_t), clipped to the limits. step = 0 follows the nominal
+        exactly.
 
-        x is (..., n_t). The solution of one problem serves any batch of states; that of a batch wants (..., B, n_t).
+        x is (..., n_t). The solution of one problem serves any batch of states; that of a batch wants (...,
+        B, n_t).
         """
         if not 0 <= t < len(self.u):
             raise ControlError(f"stage {t} does not exist; the policy has stages 0 to {len(self.u) - 1}")
         if x.shape[-1] != self.x[t].shape[-1]:
-            raise ControlError(f"at stage {t} the state has {self.x[t].shape[-1]} components, not {x.shape[-1]}")
+            raise ControlError(
+                f"at stage {t} the state has {self.x[t].shape[-1]} components, not {x.shape[-1]}"
+            )
         feedback = (self.K[t] @ (x - self.x[t]).unsqueeze(-1)).squeeze(-1)
         return self._clip(t, self.u[t] + step * self.k[t] + feedback)
 
@@ -126,14 +133,13 @@ class Solution:
     ) -> Rollout:
         """Run the dynamics from another start, with the policy or (feedback=False) with the controls alone.
 
-        `disturbance` is added to the states after each stage: (..., T, n) or T tensors (..., n_{t+1}). Both it and
-        x0 (..., n_0) may carry extra leading dimensions.
+        `disturbance` is added to the states after each stage: (..., T, n) or T tensors (..., n_{t+1}). Both
+        it and x0 (..., n_0) may carry extra leading dimensions.
         """
         T = len(self.u)
         pushes = _pushes(disturbance, T)
-        leading = torch.broadcast_shapes(
-            x0.shape[:-1], self.x[0].shape[:-1], *(push.shape[:-1] for push in pushes or ())
-        )
+        shapes = [x0.shape[:-1], self.x[0].shape[:-1], *(push.shape[:-1] for push in pushes or ())]
+        leading = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
         x = [x0.expand(*leading, x0.shape[-1])]
         u: list[Tensor] = []
         costs: list[Tensor] = []
@@ -156,12 +162,16 @@ def _pushes(disturbance: Tensor | Sequence[Tensor] | None, T: int) -> Sequence[T
         return None
     pushes = disturbance.unbind(-2) if isinstance(disturbance, Tensor) else disturbance
     if len(pushes) != T:
-        raise ControlError(f"disturbance has {len(pushes)} stages, the problem has {T}; give (..., T, n) or T tensors")
+        raise ControlError(
+            f"disturbance has {len(pushes)} stages, the problem has {T}; give (..., T, n) or T tensors"
+        )
     return pushes
 
 
 def _stacked(stages: tuple[Tensor, ...], name: str) -> Tensor:
     if len({stage.shape[-1] for stage in stages}) > 1:
         sizes = [stage.shape[-1] for stage in stages]
-        raise ControlError(f"the {name} changes its size from stage to stage ({sizes}); use the per-stage tensors")
+        raise ControlError(
+            f"the {name} changes its size from stage to stage ({sizes}); use the per-stage tensors"
+        )
     return torch.stack(stages, dim=-2)

@@ -1,9 +1,9 @@
 """Algorithm 1 as a solver: DDP and iLQR for a batch of problems at once.
 
-Each problem has its own regularisation, step size and end; problems that have ended leave the working set, so that the
-work of an iteration is that of the problems still running. An iteration is the same fixed work for all of them: one
-expansion, one backward sweep, one line search. A problem whose sweep or search fails keeps its trajectory and tries
-again in the next iteration with more regularisation.
+Each problem has its own regularisation, step size and end; problems that have ended leave the working set, so
+that the work of an iteration is that of the problems still running. An iteration is the same fixed work for
+all of them: one expansion, one backward sweep, one line search. A problem whose sweep or search fails keeps
+its trajectory and tries again in the next iteration with more regularisation.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ def solve(
         problem: dynamics, costs, stages and limits.
         x0: initial state (n,), or a batch of problems (B, n).
         u0: start controls (T, m) or (B, T, m), or T tensors (m_t,) or (B, m_t) where sizes change.
-        method: "ddp" keeps the tensor terms V_x . f_xx etc. of Eq. (3) and converges quadratically; "ilqr" drops
-            them, which is cheaper per iteration and often more robust far from the optimum.
+        method: "ddp" keeps the tensor terms V_x . f_xx etc. of Eq. (3) and converges quadratically; "ilqr"
+            drops them, which is cheaper per iteration and often more robust far from the optimum.
         max_iterations: per problem.
-        grad_tol: a problem ends when the largest component of grad_u J (projected, if there are limits) is at most
-            grad_tol * max(1, |J|). Default: square root of the machine precision.
-        cost_tol: a problem ends when a full step reduces J by at most cost_tol * |J|. Default: four times the machine
-            precision.
+        grad_tol: a problem ends when the largest component of grad_u J (projected, if there are limits) is at
+            most grad_tol * max(1, |J|). Default: square root of the machine precision.
+        cost_tol: a problem ends when a full step reduces J by at most cost_tol * |J|. Default: four times the
+            machine precision.
         regularize: "uu" adds mu I to Q_uu, "xx" adds mu I to V_xx.
-        reg_init, reg_min, reg_max, reg_factor: mu starts at reg_init. A failure multiplies it by a factor that itself
-            grows by reg_factor with each failure in a row, a success divides it likewise; below reg_min it is zero,
-            and beyond reg_max the problem ends with `Status.NO_STEP`.
+        reg_init, reg_min, reg_max, reg_factor: mu starts at reg_init. A failure multiplies it by a factor
+            that itself grows by reg_factor with each failure in a row, a success divides it likewise; below
+            reg_min it is zero, and beyond reg_max the problem ends with `Status.NO_STEP`.
         backtrack, max_backtracks: step sizes 1, backtrack, backtrack^2, ...
         sufficient: a step is accepted if it reduces J by at least this part of what the model expects.
 
@@ -176,14 +176,21 @@ class _Solver:
         _require_finite_costs(costs)
         cost, scale = costs.sum(0), costs.abs().sum(0)
         ids = torch.arange(cost.shape[0], device=cost.device)
-        return _Work(ids, trajectory, cost, scale, torch.full_like(cost, self.options.reg_init), torch.ones_like(cost))
+        return _Work(
+            ids, trajectory, cost, scale, torch.full_like(cost, self.options.reg_init), torch.ones_like(cost)
+        )
 
     def _expand(self, trajectory: Trajectory) -> Expansion:
         return expand(self.problem, self.runs, trajectory, second_order=self.options.method == "ddp")
 
     def _sweep(self, expansion: Expansion, trajectory: Trajectory, mu: Tensor) -> Sweep:
         return backward(
-            expansion, self.runs, mu, regularize=self.options.regularize, trajectory=trajectory, limits=self.limits
+            expansion,
+            self.runs,
+            mu,
+            regularize=self.options.regularize,
+            trajectory=trajectory,
+            limits=self.limits,
         )
 
     def _advance(self, work: _Work, trial: Trial) -> _Work:
@@ -205,7 +212,9 @@ class _Solver:
         B, like = trajectory.x[0].shape[1], trajectory.x[0]
         todo = torch.arange(B, device=like.device)
         k = tuple(torch.zeros_like(block) for block in trajectory.u)
-        K = tuple(block.new_zeros(run.length, B, run.m, run.n) for run, block in zip(self.runs, k, strict=True))
+        K = tuple(
+            block.new_zeros(run.length, B, run.m, run.n) for run, block in zip(self.runs, k, strict=True)
+        )
         mu, factor = torch.zeros(B).to(like), torch.ones(B).to(like)
         while todo.numel() > 0:
             sweep = self._sweep(expansion, trajectory, mu)
@@ -231,7 +240,9 @@ def schedule(mu: Tensor, factor: Tensor, success: Tensor, options: Options) -> t
 
 def _store(final: Trajectory, work: _Work) -> Trajectory:
     return changed(
-        final, x=scatter(final.x, work.ids, work.trajectory.x), u=scatter(final.u, work.ids, work.trajectory.u)
+        final,
+        x=scatter(final.x, work.ids, work.trajectory.x),
+        u=scatter(final.u, work.ids, work.trajectory.u),
     )
 
 
@@ -263,6 +274,6 @@ def _require_finite_gradient(norm: Tensor) -> None:
     if not bool(torch.isfinite(norm).all()):
         b = int((~torch.isfinite(norm)).nonzero()[0])
         raise ControlError(
-            f"the derivatives of problem {b} are not finite on the start trajectory, though its cost is; look for "
-            "square roots or norms at zero, and start elsewhere or smooth them"
+            f"the derivatives of problem {b} are not finite on the start trajectory, though its cost is; "
+            "look for square roots or norms at zero, and start elsewhere or smooth them"
         )

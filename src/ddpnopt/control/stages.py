@@ -1,10 +1,10 @@
 """How trajectories are stored: runs of equal stages, stacked.
 
-Convention of the whole package: a *run* is a maximal stretch of consecutive stages with the same functions and the
-same sizes. Everything that exists per stage is kept as one tensor per run, (S, B, ...), S stages by B problems; such a
-tuple of tensors is called `Blocks`. An ordinary control problem is one run, so its derivatives at all stages of all
-problems are one vmap call; a network with a different function in each layer is T runs of one stage.
-States have one block more than controls: the terminal state, (1, B, n_T).
+Convention of the whole package: a *run* is a maximal stretch of consecutive stages with the same functions
+and the same sizes. Everything that exists per stage is kept as one tensor per run, (S, B, ...), S stages by B
+problems; such a tuple of tensors is called `Blocks`. An ordinary control problem is one run, so its
+derivatives at all stages of all problems are one vmap call; a network with a different function in each layer
+is T runs of one stage. States have one block more than controls: the terminal state, (1, B, n_T).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Blocks = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Run:
-    """Stages start .. stop - 1 share f, l and the sizes n, m of state and control and n_next of the next state."""
+    """Stages start .. stop - 1 share f, l and the sizes n, m of state and control and n_next of the next
+    state."""
 
     start: int
     stop: int

@@ -1,4 +1,5 @@
-"""Small systems to try a solver on: pendulum, unicycle, cart-pole. Each gives the problem and where to start."""
+"""Small systems to try a solver on: pendulum, unicycle, cart-pole. Each gives the problem and where to
+start."""
 
 from __future__ import annotations
 
@@ -26,14 +27,15 @@ class Task:
 def unicycle(*, T: int = 20, dt: float = 0.1, limit: float | None = None) -> Task:
     """Parking: drive x = (position, heading) from (-1, -1, 1) to zero with speed v and turn rate w.
 
-    x+ = x + dt (v cos th, v sin th, w), cost (100 |x|^2 + |u|^2) / 2 per step without dt, 50 |x|^2 at the end.
+    x+ = x + dt (v cos th, v sin th, w), cost (100 |x|^2 + |u|^2) / 2 per step without dt, 50 |x|^2 at the
+    end.
     """
 
     def f(x: Tensor, u: Tensor) -> Tensor:
         v, w, th = u[0], u[1], x[2]
         return x + dt * torch.stack([v * torch.cos(th), v * torch.sin(th), w])
 
-    def l(x: Tensor, u: Tensor) -> Tensor:
+    def cost(x: Tensor, u: Tensor) -> Tensor:
         return 0.5 * (100 * (x * x).sum() + (u * u).sum())
 
     def phi(x: Tensor) -> Tensor:
@@ -41,7 +43,7 @@ def unicycle(*, T: int = 20, dt: float = 0.1, limit: float | None = None) -> Tas
 
     lower = None if limit is None else -limit
     return Task(
-        Problem(f, l, phi, T, lower=lower, upper=limit),
+        Problem(f, cost, phi, T, lower=lower, upper=limit),
         torch.tensor([-1.0, -1.0, 1.0], dtype=torch.float64),
         torch.zeros(T, 2, dtype=torch.float64),
         dt,
@@ -51,16 +53,18 @@ def unicycle(*, T: int = 20, dt: float = 0.1, limit: float | None = None) -> Tas
 
 
 def pendulum(*, T: int = 60, dt: float = 0.05, limit: float | None = None, effort: float = 0.1) -> Task:
-    """Swing-up: x = (angle, rate), angle 0 hanging, pi upright; u is a torque on a unit mass on a unit rod, g = 9.81.
+    """Swing-up: x = (angle, rate), angle 0 hanging, pi upright; u is a torque on a unit mass on a unit rod, g
+    = 9.81.
 
-    The rate is updated first and then moves the angle (symplectic Euler), so a free pendulum keeps its energy.
+    The rate is updated first and then moves the angle (symplectic Euler), so a free pendulum keeps its
+    energy.
     """
 
     def f(x: Tensor, u: Tensor) -> Tensor:
         rate = x[1] + dt * (u[0] - 9.81 * torch.sin(x[0]) - 0.1 * x[1])
         return torch.stack([x[0] + dt * rate, rate])
 
-    def l(x: Tensor, u: Tensor) -> Tensor:
+    def cost(x: Tensor, u: Tensor) -> Tensor:
         return dt * (1 + torch.cos(x[0]) + 0.05 * x[1] ** 2 + effort * u[0] ** 2)
 
     def phi(x: Tensor) -> Tensor:
@@ -68,7 +72,7 @@ def pendulum(*, T: int = 60, dt: float = 0.05, limit: float | None = None, effor
 
     lower = None if limit is None else -limit
     return Task(
-        Problem(f, l, phi, T, lower=lower, upper=limit),
+        Problem(f, cost, phi, T, lower=lower, upper=limit),
         torch.zeros(2, dtype=torch.float64),
         torch.zeros(T, 1, dtype=torch.float64),
         dt,
@@ -92,7 +96,7 @@ def cartpole(*, T: int = 80, dt: float = 0.04, limit: float | None = None) -> Ta
         speed, rate = speed + dt * acceleration, rate + dt * angular
         return torch.stack([x[0] + dt * speed, th + dt * rate, speed, rate])
 
-    def l(x: Tensor, u: Tensor) -> Tensor:
+    def cost(x: Tensor, u: Tensor) -> Tensor:
         return dt * (0.5 * x[0] ** 2 + 1 + torch.cos(x[1]) + 0.01 * u[0] ** 2)
 
     def phi(x: Tensor) -> Tensor:
@@ -100,7 +104,7 @@ def cartpole(*, T: int = 80, dt: float = 0.04, limit: float | None = None) -> Ta
 
     lower = None if limit is None else -limit
     return Task(
-        Problem(f, l, phi, T, lower=lower, upper=limit),
+        Problem(f, cost, phi, T, lower=lower, upper=limit),
         torch.zeros(4, dtype=torch.float64),
         torch.zeros(T, 1, dtype=torch.float64),
         dt,
