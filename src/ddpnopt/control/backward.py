@@ -1,5 +1,4 @@
-"""The backward sweep: lines 2 to 6 of Algorithm 1, and the costate sweep that gives the gradient of J beside
-it."""
+"""The backward sweep, lines 2 to 6 of Algorithm 1, and the costate sweep that gives the gradient of J."""
 
 from __future__ import annotations
 
@@ -12,21 +11,25 @@ from torch import Tensor
 
 from .boxqp import solve_box
 from .derivatives import Expansion, contractions
-from .stages import Blocks, Limits, Run, Trajectory, stack, unstack
+from .stages import Blocks, Limits, Run, Trajectory, select, stack, unstack
 
 Regularize = Literal["uu", "xx"]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Gains k (S, B, m), K (S, B, m, n) per run; the model's change of cost, dJ(a) = a linear + a^2 quadratic
-    / 2; `ok` (B,): Q_uu was positive definite at every stage. Where it was not, the gains mean nothing."""
+    """The gains, and the model's promise: a step of size a changes J by a * linear + a^2 / 2 * quadratic."""
 
-    k: Blocks
-    K: Blocks
+    k: Blocks  # (S, B, m)
+    K: Blocks  # (S, B, m, n)
     linear: Tensor  # (B,): sum of k' Q_u
     quadratic: Tensor  # (B,): sum of k' Q_uu k
-    ok: Tensor  # (B,)
+    ok: Tensor  # (B,): Q_uu was positive definite at every stage; where it was not, the rest means nothing
+
+    def select(self, index: Tensor) -> Sweep:
+        """Keep the problems in `index`."""
+        k, K = select(self.k, index), select(self.K, index)
+        return Sweep(k, K, self.linear[index], self.quadratic[index], self.ok[index])
 
 
 def backward(

@@ -160,8 +160,8 @@ def _require_inside(limits: Limits, u: Blocks, runs: Sequence[Run]) -> None:
         if bool(outside.any()):
             s, b, i = outside.nonzero()[0].tolist()
             raise ControlError(
-                f"the start control {block[s, b, i].item():g} (stage {run.start + s}, problem {b}, component {i}) "
-                f"is outside its limits [{lo[s, 0, i].item():g}, {hi[s, 0, i].item():g}]; "
+                f"the start control {block[s, b, i].item():g} (stage {run.start + s}, problem {b}, component "
+                f"{i}) is outside its limits [{lo[s, 0, i].item():g}, {hi[s, 0, i].item():g}]; "
                 "start inside, for example with u0.clamp(lower, upper)"
             )
 
@@ -189,8 +189,9 @@ def _require_state(x_next: object, x: Tensor, t: int, problem: Problem) -> Tenso
     repeats = t + 1 < problem.T and problem.f(t + 1) is problem.f(t)
     if repeats and x_next.shape != x.shape:
         raise ControlError(
-            f"{name} returned {x_next.shape[0]} components for a state of {x.shape[0]}, yet the same "
-            f"function is used at stage {t + 1}; return the next state in the size of x, or give one function per stage"
+            f"{name} returned {x_next.shape[0]} components for a state of {x.shape[0]}, yet the "
+            f"same function is used at stage {t + 1}; return the next state in the size of x, "
+            "or give one function per stage"
         )
     return x_next
 

@@ -58,7 +58,7 @@ class Recorder:
         """What the line search of the running problems found; this completes the row."""
         step = torch.zeros_like(self.cost).index_copy(0, ids, trial.step)
         self.rows.append((self.cost, self.norm, self.mu, step))
-        self.cost = self.cost.index_copy(0, ids, trial.cost)
+        self.cost = self.cost.index_copy(0, ids, trial.found.cost)
         self.iterations = self.iterations.index_add(0, ids, torch.ones_like(ids))
 
     def end(self, ids: Tensor, ending: Ending) -> None:

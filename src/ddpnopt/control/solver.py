@@ -22,9 +22,9 @@ from .options import Method, Options
 from .problem import Problem
 from .record import Ending, Recorder, solution
 from .rollout import simulate, stage_costs
-from .search import Trial, line_search
+from .search import Current, line_search
 from .solution import Solution
-from .stages import Blocks, Trajectory, replace, scatter
+from .stages import Blocks, Trajectory, replace, scatter, select
 
 
 def solve(
@@ -92,23 +92,18 @@ def solve(
 
 @dataclass(frozen=True)
 class _Work:
-    """The problems still running: their place in the batch, trajectory, cost and damping."""
+    """The problems still running: their place in the batch, where they stand, their damping."""
 
     ids: Tensor  # (A,)
-    trajectory: Trajectory
-    cost: Tensor  # (A,)
-    scale: Tensor  # (A,)
+    current: Current
     mu: Tensor  # (A,)
     factor: Tensor  # (A,): what mu was last multiplied by
+    expansion: Expansion | None = None  # of the current trajectories, once computed
 
     def select(self, index: Tensor) -> _Work:
+        expansion = None if self.expansion is None else self.expansion.select(index)
         return _Work(
-            self.ids[index],
-            self.trajectory.select(index),
-            self.cost[index],
-            self.scale[index],
-            self.mu[index],
-            self.factor[index],
+            self.ids[index], self.current.select(index), self.mu[index], self.factor[index], expansion
         )
 
 
@@ -123,51 +118,19 @@ class _Solver:
         self.steps = (options.backtrack**powers).to(start.x0)
 
     def run(self) -> Solution:
-        o = self.options
-        first = self._begin()
-        work, final = first, first.trajectory
-        recorder = Recorder.start(first.cost)
-        expansion: Expansion | None = None
-        for iteration in range(o.max_iterations):
-            if expansion is None:
-                expansion = self._expand(work.trajectory)
-            norm = gradient_norm(costate_gradient(expansion, self.runs), work.trajectory, self.limits)
-            if iteration == 0:
-                _require_finite_gradient(norm)
-            recorder.begin(work.ids, norm, work.mu)
-            ended = (norm <= self.grad_tol * work.cost.abs().clamp(min=1)) | ~torch.isfinite(norm)
-            recorder.end(work.ids[ended & torch.isfinite(norm)], Ending.GRADIENT)
-            # A step onto a point without derivatives: nothing can be computed from there.
-            recorder.end(work.ids[~torch.isfinite(norm)], Ending.NO_STEP)
-            if bool(ended.any()):
-                final = _store(final, work)
-                keep = (~ended).nonzero().squeeze(-1)
-                work, expansion = work.select(keep), expansion.select(keep)
-                if keep.numel() == 0:
-                    break
-            sweep = self._sweep(expansion, work.trajectory, work.mu)
-            trial = line_search(
-                self.problem, self.runs, work.trajectory, work.cost, work.scale, sweep, self.steps,
-                sufficient=o.sufficient, limits=self.limits,
-            )  # fmt: skip
-            recorder.step(work.ids, trial)
-            small = (trial.step == 1) & (work.cost - trial.cost <= self.cost_tol * trial.scale)
-            work = self._advance(work, trial)
-            lost = work.mu > o.reg_max
-            recorder.end(work.ids[small], Ending.COST)
-            recorder.end(work.ids[lost], Ending.NO_STEP)
-            if bool(trial.accepted.any()):
-                expansion = None  # where nobody moved, the derivatives are still good
-            ended = small | lost
-            if bool(ended.any()):
-                final = _store(final, work)
-                keep = (~ended).nonzero().squeeze(-1)
-                work = work.select(keep)
-                expansion = None if expansion is None else expansion.select(keep)
-                if keep.numel() == 0:
-                    break
-        final = _store(final, work)
-        return self._finish(final, recorder)
+        work = self._begin()
+        self.result = work.current.trajectory  # of the whole batch
+        self.recorder = Recorder.start(work.current.cost)
+        for iteration in range(self.options.max_iterations):
+            expansion = work.expansion or self._expand(work.current.trajectory)
+            work = self._check_gradient(changed(work, expansion=expansion), first=iteration == 0)
+            if work.ids.numel() == 0:
+                break
+            work = self._iterate(work)
+            if work.ids.numel() == 0:
+                break
+        self.result = self.result.scatter(work.ids, work.current.trajectory)
+        return self._finish()
 
     def _begin(self) -> _Work:
         trajectory = simulate(self.runs, self.start.x0, self.start.u)
@@ -176,9 +139,54 @@ class _Solver:
         _require_finite_costs(costs)
         cost, scale = costs.sum(0), costs.abs().sum(0)
         ids = torch.arange(cost.shape[0], device=cost.device)
-        return _Work(
-            ids, trajectory, cost, scale, torch.full_like(cost, self.options.reg_init), torch.ones_like(cost)
+        mu = torch.full_like(cost, self.options.reg_init)
+        return _Work(ids, Current(trajectory, cost, scale), mu, torch.ones_like(mu))
+
+    def _check_gradient(self, work: _Work, *, first: bool) -> _Work:
+        """Let those leave whose gradient has vanished."""
+        assert work.expansion is not None
+        trajectory, cost = work.current.trajectory, work.current.cost
+        norm = gradient_norm(costate_gradient(work.expansion, self.runs), trajectory, self.limits)
+        if first:
+            _require_finite_gradient(norm)
+        self.recorder.begin(work.ids, norm, work.mu)
+        arrived = norm <= self.grad_tol * cost.abs().clamp(min=1)
+        # A step has led to a point without derivatives: nothing can be computed from there.
+        lost = ~torch.isfinite(norm)
+        return self._leave(work, {Ending.GRADIENT: arrived, Ending.NO_STEP: lost})
+
+    def _iterate(self, work: _Work) -> _Work:
+        """One backward sweep and one line search for everybody."""
+        o = self.options
+        assert work.expansion is not None
+        sweep = self._sweep(work.expansion, work.current.trajectory, work.mu)
+        trial = line_search(
+            self.problem,
+            self.runs,
+            work.current,
+            sweep,
+            self.steps,
+            sufficient=o.sufficient,
+            limits=self.limits,
         )
+        self.recorder.step(work.ids, trial)
+        reduction = work.current.cost - trial.found.cost
+        small = (trial.step == 1) & (reduction <= self.cost_tol * trial.found.scale)
+        mu, factor = schedule(work.mu, work.factor, trial.accepted, o)
+        # Where nobody moved, the derivatives are still good.
+        expansion = None if bool(trial.accepted.any()) else work.expansion
+        work = _Work(work.ids, trial.found, mu, factor, expansion)
+        return self._leave(work, {Ending.COST: small, Ending.NO_STEP: mu > o.reg_max})
+
+    def _leave(self, work: _Work, endings: dict[Ending, Tensor]) -> _Work:
+        """Store and remove the problems that have ended; endings are masks (A,)."""
+        ended = torch.stack(list(endings.values())).any(0)
+        if not bool(ended.any()):
+            return work
+        for ending, mask in endings.items():
+            self.recorder.end(work.ids[mask], ending)
+        self.result = self.result.scatter(work.ids, work.current.trajectory)
+        return work.select((~ended).nonzero().squeeze(-1))
 
     def _expand(self, trajectory: Trajectory) -> Expansion:
         return expand(self.problem, self.runs, trajectory, second_order=self.options.method == "ddp")
@@ -193,20 +201,16 @@ class _Solver:
             limits=self.limits,
         )
 
-    def _advance(self, work: _Work, trial: Trial) -> _Work:
-        mu, factor = schedule(work.mu, work.factor, trial.accepted, self.options)
-        return _Work(work.ids, trial.trajectory, trial.cost, trial.scale, mu, factor)
-
-    def _finish(self, trajectory: Trajectory, recorder: Recorder) -> Solution:
+    def _finish(self) -> Solution:
         """Gains and gradient at the result, damped only where Q_uu is not positive definite without."""
-        expansion = self._expand(trajectory)
-        norm = gradient_norm(costate_gradient(expansion, self.runs), trajectory, self.limits)
-        recorder.finish(norm, self.grad_tol)
-        k, K = self._final_gains(expansion, trajectory)
+        expansion = self._expand(self.result)
+        norm = gradient_norm(costate_gradient(expansion, self.runs), self.result, self.limits)
+        self.recorder.finish(norm, self.grad_tol)
+        k, K = self._final_gains(expansion, self.result)
         # No step along k was any good: without it the policy at least follows the trajectory.
-        lost = recorder.is_ending(Ending.NO_STEP)
+        lost = self.recorder.is_ending(Ending.NO_STEP)
         k = replace(lost, tuple(torch.zeros_like(block) for block in k), k)
-        return solution(self.problem, self.start, trajectory, k, K, recorder)
+        return solution(self.problem, self.start, self.result, k, K, self.recorder)
 
     def _final_gains(self, expansion: Expansion, trajectory: Trajectory) -> tuple[Blocks, Blocks]:
         B, like = trajectory.x[0].shape[1], trajectory.x[0]
@@ -219,8 +223,8 @@ class _Solver:
         while todo.numel() > 0:
             sweep = self._sweep(expansion, trajectory, mu)
             good = sweep.ok.nonzero().squeeze(-1)
-            k = scatter(k, todo[good], tuple(block.index_select(1, good) for block in sweep.k))
-            K = scatter(K, todo[good], tuple(block.index_select(1, good) for block in sweep.K))
+            k = scatter(k, todo[good], select(sweep.k, good))
+            K = scatter(K, todo[good], select(sweep.K, good))
             mu, factor = schedule(mu, factor, sweep.ok, self.options)
             rest = (~sweep.ok & (mu <= self.options.reg_max)).nonzero().squeeze(-1)
             if rest.numel() > 0:
@@ -236,14 +240,6 @@ def schedule(mu: Tensor, factor: Tensor, success: Tensor, options: Options) -> t
     factor = torch.where(success, (factor / d).clamp(max=1 / d), (factor * d).clamp(min=d))
     mu = torch.where(success, mu * factor, (mu * factor).clamp(min=options.reg_min))
     return torch.where(mu < options.reg_min, 0.0, mu), factor
-
-
-def _store(final: Trajectory, work: _Work) -> Trajectory:
-    return changed(
-        final,
-        x=scatter(final.x, work.ids, work.trajectory.x),
-        u=scatter(final.u, work.ids, work.trajectory.u),
-    )
 
 
 def _require_finite_states(trajectory: Trajectory) -> None:

@@ -61,6 +61,9 @@ class Trajectory:
     def select(self, index: Tensor) -> Trajectory:
         return Trajectory(select(self.x, index), select(self.u, index))
 
+    def scatter(self, index: Tensor, part: Trajectory) -> Trajectory:
+        return Trajectory(scatter(self.x, index, part.x), scatter(self.u, index, part.u))
+
 
 def plan(problem: Problem, n: Sequence[int], m: Sequence[int]) -> tuple[Run, ...]:
     """Group the stages into runs; n has T + 1 sizes, m has T."""
@@ -109,7 +112,7 @@ def over_batch(function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
     leading = arguments[0].shape[:-1]
     flat = [argument.reshape(-1, argument.shape[-1]) for argument in arguments]
     out = torch.func.vmap(function)(*flat)
-    return out.reshape(*leading, *out.shape[1:])
+    return out.reshape(leading + out.shape[1:])
 
 
 def _on_problems(mask: Tensor, like: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def pendulum(*, T: int = 60, dt: float = 0.05, limit: float | None = None, effor
     return Task(
         Problem(f, cost, phi, T, lower=lower, upper=limit),
         torch.zeros(2, dtype=torch.float64),
-        torch.zeros(T, 1, dtype=torch.float64),
+        torch.full((T, 1), 0.1, dtype=torch.float64),  # hanging still with no torque is a stationary point
         dt,
         ("angle", "rate"),
         ("torque",),
@@ -106,7 +106,7 @@ def cartpole(*, T: int = 80, dt: float = 0.04, limit: float | None = None) -> Ta
     return Task(
         Problem(f, cost, phi, T, lower=lower, upper=limit),
         torch.zeros(4, dtype=torch.float64),
-        torch.zeros(T, 1, dtype=torch.float64),
+        torch.full((T, 1), 0.1, dtype=torch.float64),  # hanging still with no force is a stationary point
         dt,
         ("position", "angle", "speed", "rate"),
         ("force",),
