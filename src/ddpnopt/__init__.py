@@ -1,3 +1,32 @@
 """ddpnopt: differential dynamic programming as a PyTorch optimizer."""
 
+from ddpnopt.curvature import Adam, Curvature, Identity, RMSprop
+from ddpnopt.errors import (
+    DDPNOptError,
+    ModelError,
+    NonFiniteError,
+    OpenLoopWarning,
+    OptionError,
+    StepError,
+)
+from ddpnopt.kronecker import EKFAC, KFAC
+from ddpnopt.optimizer import DDPNOpt, Report
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "EKFAC",
+    "KFAC",
+    "Adam",
+    "Curvature",
+    "DDPNOpt",
+    "DDPNOptError",
+    "Identity",
+    "ModelError",
+    "NonFiniteError",
+    "OpenLoopWarning",
+    "OptionError",
+    "RMSprop",
+    "Report",
+    "StepError",
+]

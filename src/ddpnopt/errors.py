@@ -1,0 +1,25 @@
+"""The errors of the package: each says what was wrong, where, and what to do."""
+
+
+class DDPNOptError(Exception):
+    """Base of all errors raised by ddpnopt on purpose."""
+
+
+class OptionError(DDPNOptError, ValueError):
+    """An option has a value that makes no sense, alone or beside another."""
+
+
+class ModelError(DDPNOptError, ValueError):
+    """The model, or the way in which its layers ran, cannot be handled."""
+
+
+class StepError(DDPNOptError, RuntimeError):
+    """`step()` was called in a state from which no step can be taken."""
+
+
+class NonFiniteError(DDPNOptError, FloatingPointError):
+    """The loss, a gradient or an update is NaN or infinite; weights and state are as they were."""
+
+
+class OpenLoopWarning(UserWarning):
+    """Some parameters are updated without feedback, by the base optimizer."""

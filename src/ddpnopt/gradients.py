@@ -1,0 +1,154 @@
+"""Gradients of each sample with respect to one layer's parameters, never formed where that can be avoided.
+
+For sample i it is the vector P_u[i] = g_u' p_i. Three questions are asked of them: their squared norms under a metric
+(s of Proposition 2), their Gram matrix (K_t of the batch-coupled form), and weighted sums (the update).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ddpnopt.layers import Layer, Parts, scale_samples
+from ddpnopt.metric import Metric
+
+CHUNK = 2**24  # numbers held at once where a Gram matrix goes through explicit gradients
+
+
+class SampleGradients(Protocol):
+    """P_u of one layer: B vectors in its parameter space."""
+
+    def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
+        """p_u' M^-1 p_u for each sample, or with other output gradients p on the right: (B,)."""
+
+    def gram(self, metric: Metric) -> Tensor:
+        """K = P_u' M^-1 P_u: (B, B)."""
+
+    def combine(self, w: Tensor) -> Parts:
+        """P_u w = sum_i w_i p_u[i]."""
+
+
+class RankOne:
+    """A linear layer on (B, n) inputs: p_u = x~ (x) p, so everything factors into inputs and outputs."""
+
+    def __init__(self, layer: Layer, x: Tensor, p: Tensor) -> None:
+        self.layer, self.x, self.p = layer, x, p  # (B, J0), (B, O)
+
+    def _inputs(self, metric: Metric) -> Tensor:
+        x = F.pad(self.x, (0, 1), value=1.0) if self.layer.bias else self.x
+        return metric.columns(x[:, None])[:, 0]
+
+    def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
+        left = metric.rows(self.p[:, None])[:, 0]
+        right = left if p is None else metric.rows(p[:, None])[:, 0]
+        if metric.is_identity:
+            return (self.x.square().sum(1) + float(self.layer.bias)) * torch.linalg.vecdot(left, right)
+        x, D = self._inputs(metric), metric.diagonal(self.layer)
+        if D is None:
+            return x.square().sum(1) * torch.linalg.vecdot(left, right)
+        return torch.linalg.vecdot((left * right) @ D[0], x.square())
+
+    def gram(self, metric: Metric) -> Tensor:
+        if metric.is_identity:
+            return (self.x @ self.x.T + float(self.layer.bias)) * (self.p @ self.p.T)
+        x, p = self._inputs(metric), metric.rows(self.p[:, None])[:, 0]
+        D = metric.diagonal(self.layer)
+        if D is None:
+            return (x @ x.T) * (p @ p.T)
+        # D does not factor: sqrt(D) p_u explicitly, some outputs at a time so that memory stays bounded
+        K = x.new_zeros(len(x), len(x))
+        rows = max(1, CHUNK // x.numel())
+        for some in range(0, p.shape[1], rows):
+            block = p[:, some : some + rows, None] * x[:, None] * D[0, some : some + rows].sqrt()
+            block = block.flatten(1)
+            K.addmm_(block, block.T)
+        return K
+
+    def combine(self, w: Tensor) -> Parts:
+        return self.layer.grad(self.x, scale_samples(w, self.p))
+
+
+class Explicit:
+    """Gradients written out, (B, parameters): convolutions, and token models with small layers."""
+
+    def __init__(self, layer: Layer, x: Tensor, p: Tensor) -> None:
+        self.layer, self.x = layer, x
+        V = layer.rows(p)
+        self.weight = torch.einsum("bpgo,bpgj->bgoj", V, layer.patches(x))  # (B, g, O, J0)
+        self.bias = V.sum(1) if layer.bias else None  # (B, g, O)
+
+    def _pieces(self, metric: Metric) -> list[Tensor]:
+        """Pieces of sqrt(M^-1) p_u, each (B, …), whose inner products add up."""
+        if metric.is_identity:
+            pieces = [self.weight] if self.bias is None else [self.weight, self.bias]
+        else:
+            joint = self.weight if self.bias is None else torch.cat([self.weight, self.bias[..., None]], -1)
+            if metric.T_A is not None and metric.T_G is not None:
+                joint = metric.T_G @ joint @ metric.T_A.mT
+            D = metric.diagonal(self.layer)
+            pieces = [joint if D is None else joint * D.sqrt()]
+        return [piece.flatten(1) for piece in pieces]
+
+    def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
+        left = self._pieces(metric)
+        right = left if p is None else Explicit(self.layer, self.x, p)._pieces(metric)
+        dots = [torch.linalg.vecdot(a, b) for a, b in zip(left, right, strict=True)]
+        return torch.stack(dots).sum(0)
+
+    def gram(self, metric: Metric) -> Tensor:
+        pieces = self._pieces(metric)
+        K = pieces[0] @ pieces[0].T
+        return K if len(pieces) == 1 else K.addmm_(pieces[1], pieces[1].T)
+
+    def combine(self, w: Tensor) -> Parts:
+        w = w.to(self.weight.dtype)
+        weight = (w @ self.weight.flatten(1)).view(self.layer.weight_shape)
+        return [weight] if self.bias is None else [weight, w @ self.bias.flatten(1)]
+
+
+class ByPlaces:
+    """Few places and large weights (tokens): inner products through the places, sums through one gradient."""
+
+    def __init__(self, layer: Layer, x: Tensor, p: Tensor) -> None:
+        self.layer, self.x, self.p = layer, x, p
+
+    def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
+        if metric.D is not None:
+            return Explicit(self.layer, self.x, self.p).dots(metric, p)
+        X = metric.columns(self.layer.augmented(self.x))
+        left = metric.rows(self.layer.rows(self.p))
+        right = left if p is None else metric.rows(self.layer.rows(p))
+        places = torch.einsum("bpgj,bqgj->bgpq", X, X) * torch.einsum("bpgo,bqgo->bgpq", left, right)
+        return places.sum((1, 2, 3))
+
+    def gram(self, metric: Metric) -> Tensor:
+        if metric.D is not None:
+            return Explicit(self.layer, self.x, self.p).gram(metric)
+        X = metric.columns(self.layer.augmented(self.x))
+        V = metric.rows(self.layer.rows(self.p))
+        B, P = X.shape[:2]
+        K = X.new_zeros(B, B)
+        some = max(1, CHUNK // (B * P * P))
+        for g in range(X.shape[2]):
+            x, v = X[:, :, g].flatten(0, 1), V[:, :, g].flatten(0, 1)
+            for i in range(0, B, some):
+                rows = slice(i * P, (i + some) * P)
+                block = (x[rows] @ x.T).mul_(v[rows] @ v.T)
+                K[i : i + some] += block.view(-1, P, B, P).sum((1, 3))
+        return K
+
+    def combine(self, w: Tensor) -> Parts:
+        return self.layer.grad(self.x, scale_samples(w, self.p))
+
+
+def sample_gradients(layer: Layer, x: Tensor, p: Tensor) -> SampleGradients:
+    """The cheapest form of P_u for inputs x and output gradients p."""
+    if x.dim() == 2:
+        return RankOne(layer, x, p)
+    P = layer.rows(p).shape[1]
+    _, O, J = layer.joint_shape
+    # multiplications a sample: through the P x P places, or through the weights
+    return (ByPlaces if P * (J + O) < O * J else Explicit)(layer, x, p)

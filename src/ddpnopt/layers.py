@@ -1,0 +1,195 @@
+"""What a layer knows: the affine map h = g(x, u) of eq. 6 and the products with its Jacobians.
+
+Nothing here knows `nn.Module`, gradients of a loss or curvature. A vector in a layer's parameter space is a list
+`Parts`: [W] or [W, b], each shaped like the parameter. Where one matrix is handier, `join` gives the *joint form*
+
+    U: (g, O, J)      g groups, O outputs a group, J = inputs a group x kernel (+ 1 for the bias, last)
+
+and inputs and outputs have the *column form*, one row for each place at which the weights are applied:
+
+    patches(x): (B, P, g, J)        rows(h): (B, P, g, O)        h = patches . U' at each place and group
+
+P is 1 for `nn.Linear` on (B, n) inputs, the number of tokens on (B, tokens, n), of output pixels for a convolution.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Parts = list[Tensor]
+
+
+def per_sample_dot(a: Tensor, b: Tensor) -> Tensor:
+    """<a_i, b_i> for each sample i: (B, …), (B, …) -> (B,)."""
+    return torch.linalg.vecdot(a.flatten(1), b.flatten(1))
+
+
+def scale_samples(w: Tensor, a: Tensor) -> Tensor:
+    """w_i a_i: (B,), (B, …) -> (B, …)."""
+    return w.to(a.dtype).view(-1, *[1] * (a.dim() - 1)) * a
+
+
+class Layer(ABC):
+    """An affine layer, bilinear in its input and its parameters, so that g_xx = g_uu = 0."""
+
+    bias: bool
+    groups: int
+    weight_shape: tuple[int, ...]
+
+    @abstractmethod
+    def apply(self, x: Tensor, u: Parts) -> Tensor:
+        """g(x, u), linear in u; with u = [W] also linear in x, so it serves as g_x dx."""
+
+    @abstractmethod
+    def input_grad(self, v: Tensor, weight: Tensor, x_shape: torch.Size) -> Tensor:
+        """g_x' v: v like h -> like x."""
+
+    @abstractmethod
+    def grad(self, x: Tensor, v: Tensor) -> Parts:
+        """sum_i g_u' v_i: the weight gradient with output gradients v."""
+
+    @abstractmethod
+    def patches(self, x: Tensor) -> Tensor:
+        """Column form of the input without the bias column: (B, P, g, J0)."""
+
+    @abstractmethod
+    def rows(self, h: Tensor) -> Tensor:
+        """Column form of an output-shaped tensor: (B, P, g, O)."""
+
+    @abstractmethod
+    def unrows(self, rows: Tensor) -> Tensor:
+        """Back from the column form to (B, n_h), in the memory order of h."""
+
+    @property
+    def joint_shape(self) -> tuple[int, int, int]:
+        """(g, O, J) of the joint form."""
+        out, rest = self.weight_shape[0], prod(self.weight_shape[1:])
+        return self.groups, out // self.groups, rest + self.bias
+
+    def augmented(self, x: Tensor) -> Tensor:
+        """x~: the patches with the bias column: (B, P, g, J)."""
+        columns = self.patches(x)
+        return F.pad(columns, (0, 1), value=1.0) if self.bias else columns
+
+    def join(self, u: Parts) -> Tensor:
+        """[W, b] -> (g, O, J); also with leading dimensions before those of the parameters."""
+        weight = u[0]
+        lead = weight.shape[: weight.dim() - len(self.weight_shape)]
+        joint = weight.reshape(*lead, *self.joint_shape[:2], -1)
+        if self.bias:
+            joint = torch.cat([joint, u[1].reshape(*lead, self.groups, -1, 1)], dim=-1)
+        return joint
+
+    def split(self, joint: Tensor) -> Parts:
+        """(g, O, J) -> [W, b]."""
+        lead = joint.shape[:-3]
+        if not self.bias:
+            return [joint.reshape(*lead, *self.weight_shape)]
+        return [
+            joint[..., :-1].reshape(*lead, *self.weight_shape),
+            joint[..., -1].reshape(*lead, self.weight_shape[0]),
+        ]
+
+
+@dataclass(frozen=True)
+class Linear(Layer):
+    """`nn.Linear`: h = W x + b on the last dimension, whatever stands between it and the batch."""
+
+    weight_shape: tuple[int, ...]
+    bias: bool
+    groups: int = 1
+
+    def apply(self, x: Tensor, u: Parts) -> Tensor:
+        return F.linear(x, *u)
+
+    def input_grad(self, v: Tensor, weight: Tensor, x_shape: torch.Size) -> Tensor:
+        return v @ weight
+
+    def grad(self, x: Tensor, v: Tensor) -> Parts:
+        x, v = x.reshape(-1, x.shape[-1]), v.reshape(-1, v.shape[-1])
+        return [v.T @ x, v.sum(0)] if self.bias else [v.T @ x]
+
+    def patches(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], -1, 1, x.shape[-1])
+
+    def rows(self, h: Tensor) -> Tensor:
+        return h.reshape(h.shape[0], -1, 1, h.shape[-1])
+
+    def unrows(self, rows: Tensor) -> Tensor:
+        return rows.flatten(1)
+
+
+@dataclass(frozen=True)
+class Conv(Layer):
+    """`nn.Conv1d/2d/3d` with stride, padding of every mode, dilation and groups."""
+
+    weight_shape: tuple[int, ...]
+    bias: bool
+    groups: int
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]  # zeros at both ends, handed to the convolution
+    pad_first: tuple[int, ...] = ()  # in F.pad's order, where zeros at both ends do not say it
+    pad_mode: str = "constant"
+
+    def _padded(self, x: Tensor) -> Tensor:
+        return F.pad(x, self.pad_first, mode=self.pad_mode) if self.pad_first else x
+
+    @property
+    def _no_output_padding(self) -> list[int]:
+        return [0] * len(self.stride)
+
+    def apply(self, x: Tensor, u: Parts) -> Tensor:
+        bias = u[1] if len(u) > 1 else None
+        return torch.convolution(
+            self._padded(x), u[0], bias, self.stride, self.padding, self.dilation,
+            False, self._no_output_padding, self.groups,
+        )  # fmt: skip
+
+    def _backward(self, v: Tensor, x: Tensor, weight: Tensor, mask: list[bool]) -> tuple[Tensor, ...]:
+        bias_size = [self.weight_shape[0]] if mask[2] else None
+        grads: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+            v, x, weight, bias_size, self.stride, self.padding, self.dilation,
+            False, self._no_output_padding, self.groups, mask,
+        )  # fmt: skip
+        return grads
+
+    def input_grad(self, v: Tensor, weight: Tensor, x_shape: torch.Size) -> Tensor:
+        if not self.pad_first:
+            x = v.new_empty(1).expand(x_shape)  # only its shape is used
+            return self._backward(v, x, weight, [True, False, False])[0]
+        with torch.enable_grad():  # the adjoint of F.pad, whatever its mode
+            x = v.new_zeros(x_shape, requires_grad=True)
+            padded = self._padded(x)
+            inner = self._backward(v, padded.detach(), weight, [True, False, False])[0]
+            return torch.autograd.grad(padded, x, inner)[0]
+
+    def grad(self, x: Tensor, v: Tensor) -> Parts:
+        weight = v.new_empty(1).expand(self.weight_shape)  # only its shape is used
+        grads = self._backward(v, self._padded(x), weight, [False, True, self.bias])
+        return [grads[1], grads[2]] if self.bias else [grads[1]]
+
+    def patches(self, x: Tensor) -> Tensor:
+        kernel = self.weight_shape[2:]
+        pads = [p for p in reversed(self.padding) for _ in range(2)]
+        x = F.pad(self._padded(x), pads)
+        for d, (k, s, r) in enumerate(zip(kernel, self.stride, self.dilation, strict=True)):
+            x = x.unfold(d + 2, r * (k - 1) + 1, s)[..., ::r]
+        # (B, C, out…, kernel…) -> (B, P, g, C/g * kernel)
+        n = len(kernel)
+        B, C, places = x.shape[0], x.shape[1], prod(x.shape[2 : 2 + n])
+        x = x.reshape(B, self.groups, C // self.groups, places, prod(kernel))
+        return x.permute(0, 3, 1, 2, 4).flatten(3)
+
+    def rows(self, h: Tensor) -> Tensor:
+        B, O = h.shape[:2]
+        return h.reshape(B, self.groups, O // self.groups, -1).permute(0, 3, 1, 2)
+
+    def unrows(self, rows: Tensor) -> Tensor:
+        return rows.permute(0, 2, 3, 1).flatten(1)

@@ -1,0 +1,82 @@
+"""Which loss the user has used, read off the outputs z and the gradient q = d(batch loss)/dz.
+
+An optimizer sees `loss.backward()` and `step()`, never the loss function. But the gradient at the outputs gives the
+common losses away, exactly: for cross-entropy softmax(z) - q/w is the target, for the squared error z - q/(2w). With
+the targets known, each sample's loss is known, and so is the loss at any other outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss with its targets: sum over places of weight * distance(z, target)."""
+
+    kind: str  # "cross_entropy", "binary_cross_entropy" or "squared_error"
+    target: Tensor
+    weight: Tensor  # broadcasts against the places
+    dim: int = -1  # of the classes
+
+    def shares(self, z: Tensor) -> Tensor:
+        """What each sample contributes to the batch loss, above the least possible: (B,)."""
+        if self.kind == "cross_entropy":
+            at = torch.xlogy(self.target, self.target) - self.target * F.log_softmax(z, self.dim)
+            places = self.weight * at.sum(self.dim)
+        elif self.kind == "binary_cross_entropy":
+            places = self.weight * F.binary_cross_entropy_with_logits(z, self.target, reduction="none")
+        else:
+            places = self.weight * (z - self.target).square()
+        return places.flatten(1).sum(1) if places.dim() > 1 else places
+
+
+def recognise(z: Tensor, q: Tensor, mean: bool) -> Loss:
+    """The loss whose gradient at outputs z is q; the squared error where nothing else fits.
+
+    `mean` says whether the user's loss is an average over the batch (and over places or elements) or a sum.
+    """
+    z, q = z.detach(), q.detach()
+    dims = [z.dim() - 1] if z.dim() == 2 else [z.dim() - 1, 1] if z.dim() > 2 else []
+    for dim in dims:
+        found = _cross_entropy(z, q, dim, mean)
+        if found is not None:
+            return found
+    weight = 1.0 / z.numel() if mean else 1.0
+    t = torch.sigmoid(z) - q / weight
+    if bool((torch.minimum(t.abs(), (t - 1).abs()) < 1e-3).all()):
+        return Loss("binary_cross_entropy", t.round(), z.new_tensor(weight))
+    return Loss("squared_error", z - q / (2 * weight), z.new_tensor(weight))
+
+
+def _cross_entropy(z: Tensor, q: Tensor, dim: int, mean: bool) -> Loss | None:
+    if z.shape[dim] < 2:
+        return None
+    size = q.abs().amax()
+    tolerance = 1e-3 if z.dtype in (torch.float16, torch.bfloat16) else 1e-4
+    if not bool((q.sum(dim).abs() <= tolerance * size * z.shape[dim]).all()):
+        return None
+    s = torch.softmax(z, dim)
+    weight = z.shape[dim] / z.numel() if mean else 1.0
+    t = s - q / weight
+    if bool((t > -tolerance).all()):  # the same weight at each place, targets hard or soft
+        return Loss("cross_entropy", _sharpen(t, dim), z.new_tensor(weight), dim)
+    # places of different weight (class weights, ignored labels): hard targets, weight from the label's own entry
+    label = q.argmin(dim, keepdim=True)
+    w = -q.gather(dim, label) / (1 - s.gather(dim, label)).clamp_min(torch.finfo(s.dtype).eps)
+    t = torch.zeros_like(s).scatter_(dim, label, 1.0)
+    if bool(((q - w * (s - t)).abs() <= tolerance * size).all()):
+        return Loss("cross_entropy", t, w.squeeze(dim), dim)
+    return None
+
+
+def _sharpen(t: Tensor, dim: int) -> Tensor:
+    """Targets without rounding: those that are one-hot exactly so, the others on the simplex."""
+    top, label = t.max(dim, keepdim=True)
+    hard = torch.zeros_like(t).scatter_(dim, label, 1.0)
+    soft = t.clamp_min(0)
+    return torch.where(top > 0.999, hard, soft / soft.sum(dim, keepdim=True))

@@ -1,0 +1,145 @@
+"""Which method: the settings of the value function, and line 6 of Algorithm 3, the value at the outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ddpnopt import terminal as forms
+from ddpnopt.capture import Capture
+from ddpnopt.curvature import require
+from ddpnopt.errors import ModelError, OptionError
+from ddpnopt.loss import Loss, recognise
+from ddpnopt.recording import Recording
+from ddpnopt.segment import Segment
+from ddpnopt.value import Batch, Displacement, Full, Outer, ValueFunction
+
+VALUES = ("batch", "outer", "full")
+Columns = tuple[list[list[Tensor]], list[list[Tensor | None]]]
+"""p_h and p_x of each column (the gradient first) at each stage."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """Form of the value function and its terminal curvature."""
+
+    value: str
+    terminal: forms.TerminalOption
+    order: int
+    vxx_reg: float
+    guard: bool
+    mean: bool
+
+    def __post_init__(self) -> None:
+        require(self.value in VALUES, "value", self.value, f"one of {', '.join(VALUES)}")
+        require(self.order in (1, 2), "order", self.order, "1 or 2")
+        require(self.vxx_reg >= 0, "vxx_reg", self.vxx_reg, "zero or positive")
+        if isinstance(self.terminal, str):
+            require(self.terminal in forms.NAMES, "terminal", self.terminal, f"one of {', '.join(forms.NAMES)}")
+        else:
+            require(callable(self.terminal), "terminal", self.terminal, "a name or a callable of the outputs")
+        for option, given in (("order=2", self.order == 2), ("vxx_reg", self.vxx_reg > 0)):
+            if given and self.value != "full":
+                raise OptionError(f"{option} needs value='full': V_xx of value='{self.value}' has no room for it.")
+        if self.value == "outer" and self.terminal in ("cross_entropy", "mse"):
+            raise OptionError(
+                f"terminal='{self.terminal}' has more than one column a sample and value='outer' carries one: use "
+                "'gn', 'sqrt', 'sampled' or a callable that returns one factor, or value='full' or 'batch'."
+            )
+
+    @property
+    def along_gradient(self) -> bool:
+        return isinstance(self.terminal, str) and self.terminal in forms.FROM_GRADIENT
+
+    def start(
+        self, capture: Capture, recording: Recording, displacement: Displacement
+    ) -> tuple[Columns, ValueFunction]:
+        """V_x and V_xx at the outputs (line 6), and the cotangents that the recursion runs along."""
+        p_h = [[s.p_h for s in recording.stages if s.p_h is not None]]
+        p_x = [[s.p_x for s in recording.stages]]
+        if self.value == "full":
+            return (p_h, p_x), self._full(capture, recording)
+        if self.along_gradient:
+            L = self._lambda(recording, p_h[0][-1])
+            if self.value == "outer":
+                return (p_h, p_x), Outer(L, along_gradient=True, guard=self.guard, displacement=displacement)
+            return (p_h, p_x), Batch(L, torch.ones_like(L), displacement)
+        k, z, _ = single_output(recording)
+        F = forms.factor(self.terminal, z, self.mean)  # (R, B, n)
+        pulled_h, pulled_x = capture.pull_back(recording, k, F.reshape(len(F), *z.shape))
+        columns = ([*p_h, *pulled_h], [*p_x, *pulled_x])
+        ones = F.new_ones(F.shape[1])
+        if self.value == "outer":
+            if len(F) > 1:
+                raise OptionError(
+                    f"terminal: the callable returned {len(F)} columns a sample; value='outer' carries one. Use "
+                    "value='batch' or 'full'."
+                )
+            return columns, Outer(ones, along_gradient=False, guard=self.guard, displacement=displacement)
+        # the gradient itself is a column without curvature
+        L = torch.cat([torch.zeros_like(ones), ones.repeat(len(F))])
+        v = torch.cat([ones, torch.zeros_like(ones).repeat(len(F))])
+        return columns, Batch(L, v, displacement, columns=1 + len(F))
+
+    def _lambda(self, recording: Recording, q: Tensor) -> Tensor:
+        """Curvature along the gradient: (B,)."""
+        if self.terminal == "sqrt":
+            shares = torch.stack([loss.shares(z) for z, loss in losses(recording, self.mean)]).sum(0)
+            return forms.sqrt_curvature(shares)
+        # the paper's factored form is (grad/B)(grad/B)', the joint Hessian of the batch is grad grad'/B
+        joint = self.value == "batch" and self.mean
+        return q.new_full((len(q),), float(len(q)) if joint else 1.0)
+
+    def _full(self, capture: Capture, recording: Recording) -> Full:
+        probe = capture.probe(recording)
+        t = probe.off_chain()
+        if t is not None:
+            at = f"layer '{recording.stages[t].name}'" if t < len(recording.stages) else "the output"
+            raise ModelError(
+                f"value='full' needs a chain of layers, but {at} reads more (or less) than the layer before it: use "
+                "value='batch' or 'outer' for networks with branches or skip connections."
+            )
+        for name, module in capture.model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+                raise ModelError(
+                    f"value='full' takes the samples one by one, but '{name}' couples them: use value='batch', or "
+                    "put the batch norm into eval mode."
+                )
+        k, z, q = single_output(recording)
+        if self.along_gradient:
+            g = q.flatten(1)
+            V_xx = self._lambda(recording, q)[:, None, None] * g[:, :, None] * g[:, None, :]
+        else:
+            V_xx = forms.hessian(self.terminal, z, self.mean)
+        targets = [*probe.inputs[1:], probe.outputs[k]]
+        segments = [Segment(leaf, target) for leaf, target in zip(probe.leaves, targets, strict=True)]
+        return Full(q.flatten(1), V_xx, segments, order=self.order, guard=self.guard, vxx_reg=self.vxx_reg)
+
+
+def outputs_with_gradient(recording: Recording) -> list[tuple[int, Tensor, Tensor]]:
+    """The outputs that the loss was computed from: (index, z, q)."""
+    B = recording.stages[0].x.shape[0]
+    pairs = zip(recording.outputs, recording.q, strict=True)
+    return [(k, z, q) for k, (z, q) in enumerate(pairs) if q is not None and z.dim() > 0 and z.shape[0] == B]
+
+
+def single_output(recording: Recording) -> tuple[int, Tensor, Tensor]:
+    found = outputs_with_gradient(recording)
+    if len(found) != 1:
+        raise ModelError(
+            f"This terminal curvature needs one output of the model with a gradient and the batch in dimension 0; "
+            f"there are {len(found)}. Use terminal='sqrt' or 'gn', which need none."
+        )
+    return found[0]
+
+
+def losses(recording: Recording, mean: bool) -> list[tuple[Tensor, Loss]]:
+    """The recognised losses at the outputs, or at the last layer if the model has computed the loss itself."""
+    found = [(z, q) for _, z, q in outputs_with_gradient(recording)]
+    if not found:
+        last = recording.stages[-1]
+        assert last.p_h is not None
+        found = [(last.unit.module.forward(last.x), last.p_h)]
+    return [(z, recognise(z, q, mean)) for z, q in found]

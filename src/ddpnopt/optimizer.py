@@ -1,0 +1,340 @@
+"""`DDPNOpt`: the optimizer, seen from the user's training loop."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from ddpnopt import terminal as forms
+from ddpnopt.capture import Capture
+from ddpnopt.curvature import Adam, Curvature, Identity, RMSprop, Seen, require
+from ddpnopt.errors import ModelError, NonFiniteError, OpenLoopWarning, OptionError, StepError
+from ddpnopt.kronecker import EKFAC, KFAC
+from ddpnopt.layers import Layer, Parts
+from ddpnopt.method import Method, losses
+from ddpnopt.recording import Recording
+from ddpnopt.recording import Stage as Captured
+from ddpnopt.sweep import LayerReport, Log, Stage, descend, sweep
+from ddpnopt.units import find_units
+from ddpnopt.value import Displacement, Problem, ValueFunction
+
+CURVATURES: dict[str, Callable[[], Curvature]] = {
+    "identity": Identity,
+    "rmsprop": RMSprop,
+    "adam": Adam,
+    "kfac": KFAC,
+    "ekfac": EKFAC,
+}
+
+
+@dataclass
+class Report:
+    """What the last step did. With `diagnostics=True` all of it, else only what costs nothing."""
+
+    step: int = 0
+    skipped: int = 0  # steps not taken so far because something was not finite (on_nonfinite="skip")
+    loss: str | None = None  # which loss was recognised
+    predicted: float | None = None  # change of the batch loss by the quadratic model
+    actual: float | None = None  # change of the batch loss on the same batch, by the new outputs
+    guarded: float | None = None  # share of sample-layers with s > 1
+    layers: dict[str, LayerReport] = field(default_factory=dict)
+    open_loop: list[str] = field(default_factory=list)  # parameters updated without feedback
+
+
+class DDPNOpt(torch.optim.Optimizer):
+    """Differential dynamic programming for neural networks.
+
+    Use it like any other optimizer, but hand it the model instead of its parameters::
+
+        opt = DDPNOpt(model, lr=0.1, value="outer")
+        for x, y in loader:
+            opt.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            opt.step()
+
+    Args:
+        model: any `nn.Module`. Its `nn.Linear` and `nn.Conv1d/2d/3d` layers get feedback; other parameters are updated
+            by the base optimizer, open loop.
+        lr: eta of Q_uu = M / eta.
+        params: parameters or parameter groups to train, as for `torch.optim`; all of the model's by default. A group
+            may set lr, momentum and weight_decay.
+        value: form of the value function: "full" (V_xx of each sample, the paper's form for feedforward networks),
+            "outer" (Proposition 2: V_xx = z z') or "batch" (all samples as one state).
+        terminal: terminal curvature, "sqrt", "gn", "cross_entropy", "mse", "sampled" or a callable of the outputs
+            (see `ddpnopt.terminal`).
+        curvature: M of Table 2: "identity", "rmsprop", "adam", "kfac", "ekfac", or an object such as
+            `KFAC(damping=0.1, refresh=20)`.
+        feedback: False sets Q_ux = 0: then it is SGD, RMSprop, Adam, KFAC or EKFAC, step for step.
+        closed_loop: False applies the open-loop part k alone and needs no second forward pass.
+        order: 2 expands the dynamics to second order (with value="full").
+        vxx_reg: eps added to V_xx at each layer (with value="full").
+        guard: keep the stage's own Gauss-Newton term in Q_uu for the recursion, so that V_xx stays positive.
+        momentum: as in `torch.optim.SGD`, on the step M^-1 (Q_u + Q_ux dx).
+        weight_decay: the stage cost lambda |u|^2 / 2, inside Q_u.
+        reduction: whether the loss is a "mean" or a "sum" over the batch.
+        exclude: names of layers to be left to the base optimizer.
+        on_nonfinite: "raise" an error when loss, gradient or update is not finite, or "skip" the step and count it;
+            weights and state stay as they were in both cases.
+        weight_grads: let autograd fill `.grad` of the layers with feedback, too. DDPNOpt does not use it (it weights
+            each sample anew), so by default it is not computed.
+        diagnostics: measure everything in `report` at each step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float | None = None,
+        *,
+        params: Iterable[Any] | None = None,
+        value: str = "outer",
+        terminal: forms.TerminalOption = "gn",
+        curvature: str | Curvature = "identity",
+        feedback: bool = True,
+        closed_loop: bool = True,
+        order: int = 1,
+        vxx_reg: float = 0.0,
+        guard: bool = True,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        reduction: str = "mean",
+        exclude: Iterable[str] = (),
+        on_nonfinite: str = "raise",
+        weight_grads: bool = False,
+        diagnostics: bool = False,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise OptionError(f"model must be an nn.Module, not {type(model).__name__}: DDPNOpt(model, lr=…).")
+        require(reduction in ("mean", "sum"), "reduction", reduction, "'mean' or 'sum'")
+        require(on_nonfinite in ("raise", "skip"), "on_nonfinite", on_nonfinite, "'raise' or 'skip'")
+        method = Method(value, terminal, order, vxx_reg, guard, mean=reduction == "mean")
+        if isinstance(curvature, str):
+            require(curvature in CURVATURES, "curvature", curvature, f"one of {', '.join(CURVATURES)}")
+            curvature = CURVATURES[curvature]()
+        elif not isinstance(curvature, Curvature):
+            raise OptionError(f"curvature={curvature!r} is neither a name nor has it the interface of a Curvature.")
+        if isinstance(curvature, Adam) and momentum:
+            raise OptionError("momentum is not for curvature='adam', which has its own: set Adam(betas=…).")
+        if lr is None:
+            raise OptionError(f"lr: value='{value}' needs a learning rate.")
+
+        self.model, self.curvature, self.method = model, curvature, method
+        self.feedback, self.closed_loop = feedback, closed_loop
+        self.on_nonfinite, self.diagnostics = on_nonfinite, diagnostics
+        self.report = Report()
+        self._chains: dict[tuple[Any, ...], bool] = {}
+        self._told: set[str] = set()
+
+        chosen = [p for p in model.parameters() if p.requires_grad] if params is None else list(params)
+        if not chosen:
+            raise ModelError("The model has no trainable parameters.")
+        super().__init__(chosen, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self._names = {p: name for name, p in model.named_parameters()}
+        for group in self.param_groups:
+            self._check_group(group)
+        mine = {p for group in self.param_groups for p in group["params"]}
+        units = find_units(model, mine, frozenset(exclude))
+        self._capture = Capture(model, units, skip_weight_grads=feedback and not weight_grads)
+        self._capture.enabled = feedback or curvature.watches_layers
+
+    # -- setting up --------------------------------------------------------------------------------------------------
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        for option in ("lr", "momentum", "weight_decay"):
+            require(float(group[option]) >= 0, option, group[option], "zero or positive")
+        for p in group["params"]:
+            if p not in self._names:
+                raise OptionError(f"params: a parameter of shape {tuple(p.shape)} does not belong to the model.")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        if hasattr(self, "_names"):  # not yet while the base class sets up the first groups
+            self._check_group(self.param_groups[-1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("DDPNOpt holds hooks on the model and cannot be pickled: save opt.state_dict() instead.")
+
+    # -- the training loop -------------------------------------------------------------------------------------------
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self._capture.forget()
+
+    @overload  # type: ignore[override]
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float | Tensor]) -> float | Tensor: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float | Tensor] | None = None) -> float | Tensor | None:
+        """Take one step from the gradients of the last backward pass, or from the closure's, called once."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        try:
+            self._step()
+            self.report.step += 1
+        except NonFiniteError:
+            if self.on_nonfinite == "raise":
+                raise
+            self.report.skipped += 1
+        finally:
+            self._capture.forget()
+        return loss
+
+    def _step(self) -> None:
+        recording = self._capture.take() if self._capture.enabled else None
+        captured = [] if recording is None else recording.stages
+        mine = {p for stage in captured for p in stage.unit.parameters}
+        rest = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p not in mine]
+        if not mine and not rest:
+            raise StepError("step() without a backward pass: call loss.backward() first.")
+        incoming = [stage.p_h for stage in captured if stage.p_h is not None]
+        self._require_finite(incoming + [p.grad for p in rest if p.grad is not None], "the gradient of the loss")
+
+        old = {p: p.detach().clone() for p in (*mine, *rest)}
+        states = {p: dict(self.state[p]) for p in old}
+        try:
+            outputs = None
+            self._open_loop(rest)
+            if recording is not None and self.feedback:
+                outputs = self._sweep(recording, old)
+            else:
+                for stage in captured:
+                    self._without_feedback(stage)
+            self._require_finite([p.detach() for p in old] + (outputs or []), "a weight or output after the step")
+        except BaseException:
+            for p, weight in old.items():
+                p.copy_(weight)
+                self.state[p] = states[p]
+            raise
+
+    @staticmethod
+    def _require_finite(tensors: list[Tensor], what: str) -> None:
+        largest = torch.stack([n.float() for n in torch._foreach_norm(tensors, float("inf"))])
+        if not bool(largest.isfinite().all()):
+            raise NonFiniteError(
+                f"{what} is not finite. Weights and optimizer state are as they were before this step. Look at the "
+                "batch and the learning rate; on_nonfinite='skip' leaves such batches out and counts them."
+            )
+
+    # -- the parts of a step -----------------------------------------------------------------------------------------
+
+    def _sweep(self, recording: Recording, old: dict[nn.Parameter, Tensor]) -> list[Tensor] | None:
+        """Algorithm 3 on the captured layers; the new outputs."""
+        displacement = Displacement(self._is_chain(recording))
+        (p_h, p_x), value = self.method.start(self._capture, recording, displacement)
+        stages = [
+            self._stage(stage, old, [h[t] for h in p_h], [x[t] for x in p_x])
+            for t, stage in enumerate(recording.stages)
+        ]
+
+        def replay(control: Any, observe: Any) -> list[Tensor]:
+            return self._capture.replay(recording, control, observe)
+
+        B = recording.stages[0].x.shape[0]
+        log = Log() if self.diagnostics else None
+        outputs = sweep(
+            stages, value, self.curvature, float(B) if self.method.mean else 1.0,
+            replay if self.closed_loop else None, displacement, log,
+        )  # fmt: skip
+        if log is not None:
+            self._write_report(recording, value, log, outputs)
+        return outputs
+
+    def _is_chain(self, recording: Recording) -> bool:
+        """Whether each layer reads just the layer before it; found out once for each sequence of layers."""
+        key = recording.signature
+        if key not in self._chains:
+            self._chains[key] = self._capture.probe(recording).off_chain() is None
+            self._capture.keep_outputs = not all(self._chains.values())
+        return self._chains[key]
+
+    def _stage(
+        self, captured: Captured, old: dict[nn.Parameter, Tensor], p_h: list[Tensor], p_x: list[Tensor | None]
+    ) -> Stage:
+        parameters = captured.unit.parameters
+        group, l_u = self._settings(captured.name, parameters, [old[p] for p in parameters])
+        problem = Problem(
+            captured.name, captured.layer, captured.x, [old[p] for p in parameters], float(group["lr"]),
+            p_h, p_x, l_u, captured.p_h_dot_h,
+        )  # fmt: skip
+        return Stage(problem, self.state[parameters[0]], list(parameters), group["momentum"])
+
+    def _settings(self, name: str, parameters: list[nn.Parameter], u: Parts) -> tuple[dict[str, Any], Parts | None]:
+        """The group of a layer, and l_u of its parameters."""
+        groups = [self._group(p) for p in parameters]
+        for option in ("lr", "momentum"):
+            if groups[0][option] != groups[-1][option]:
+                raise OptionError(
+                    f"Weight and bias of layer '{name}' are in parameter groups with {option}={groups[0][option]} and "
+                    f"{groups[-1][option]}: a layer is one control and needs one {option}. Groups may differ in "
+                    "weight_decay."
+                )
+        if not any(group["weight_decay"] for group in groups):
+            return groups[0], None
+        return groups[0], [w * group["weight_decay"] for w, group in zip(u, groups, strict=True)]
+
+    def _group(self, parameter: nn.Parameter) -> dict[str, Any]:
+        for group in self.param_groups:
+            if any(p is parameter for p in group["params"]):
+                return group
+        raise KeyError(self._names[parameter])
+
+    def _open_loop(self, rest: list[nn.Parameter]) -> None:
+        """Parameters that belong to no captured layer: the base optimizer."""
+        if self.feedback:
+            self.report.open_loop = [self._names[p] for p in rest]
+            untold = [name for name in self.report.open_loop if name not in self._told]
+            if untold:
+                self._told.update(untold)
+                warnings.warn(
+                    f"Updated by the base optimizer, without feedback: {', '.join(untold)}. Feedback is for nn.Linear "
+                    "and nn.Conv layers that run once in model(...) and share no weight.",
+                    OpenLoopWarning,
+                    stacklevel=5,
+                )
+        for p in rest:
+            self._descend(self._names[p], [p], self.curvature.open_loop, None, {})
+
+    def _without_feedback(self, captured: Captured) -> None:
+        """Q_ux = 0 (Proposition 1) for a curvature that watches layers: KFAC or EKFAC on `.grad`."""
+        scale = float(captured.x.shape[0]) if self.method.mean else 1.0
+        watched = {"x": captured.x, "v_h": lambda: captured.p_h, "scale": scale}
+        self._descend(captured.name, captured.unit.parameters, self.curvature, captured.layer, watched)
+
+    def _descend(
+        self,
+        name: str,
+        parameters: list[nn.Parameter],
+        curvature: Curvature,
+        layer: Layer | None,
+        watched: Any,
+    ) -> None:
+        group, l_u = self._settings(name, parameters, [p.detach() for p in parameters])
+        Q_u = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        if l_u is not None:
+            Q_u = [q + l for q, l in zip(Q_u, l_u, strict=True)]
+        state = self.state[parameters[0]]
+        metric = curvature.observe(state, Seen(lambda: Q_u, layer, **watched))
+        weights: list[Tensor] = list(parameters)
+        descend(weights, state, Q_u, float(group["lr"]), group["momentum"], curvature, metric, layer)
+
+    def _write_report(self, recording: Recording, value: ValueFunction, log: Log, outputs: list[Tensor] | None) -> None:
+        report = self.report
+        report.predicted, report.layers, report.guarded = log.predicted, log.layers, value.guarded_share
+        found = losses(recording, self.method.mean)
+        report.loss = found[0][1].kind
+        report.actual = None
+        before = sum(float(loss.shares(z).sum()) for z, loss in found)
+        if outputs is not None and len(found) == len(outputs):
+            report.actual = (
+                sum(float(loss.shares(z).sum()) for z, (_, loss) in zip(outputs, found, strict=True)) - before
+            )

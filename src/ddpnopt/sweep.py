@@ -1,0 +1,144 @@
+"""Algorithm 3: one backward Bellman pass, one forward pass in which each layer reacts to those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ddpnopt.curvature import Curvature, Seen, State
+from ddpnopt.layers import Layer, Parts
+from ddpnopt.metric import Metric
+from ddpnopt.value.base import Displacement, Policy, Problem, ValueFunction, inner
+
+Replay = Callable[[Callable[[int, Tensor], None], Callable[[int, Tensor], None]], list[Tensor]]
+"""Runs the forward pass again, calling control(t, x^) before and observe(t, h^) after each stage; the outputs."""
+
+
+@dataclass(eq=False)
+class Stage:
+    """Stage t for the sweep: the problem, the state of its curvature and the weights to write to."""
+
+    problem: Problem
+    state: State
+    weights: list[Tensor]
+    momentum: float
+
+
+@dataclass(eq=False)
+class LayerReport:
+    """What one layer did in one step."""
+
+    open_loop: float  # norm of eta M^-1 Q_u
+    feedback: float  # norm of eta M^-1 Q_ux dx
+    update: float  # norm of what was added to the weights
+
+
+@dataclass(eq=False)
+class Log:
+    """Where the sweep writes what it was asked to measure."""
+
+    predicted: float = 0.0
+    layers: dict[str, LayerReport] = field(default_factory=dict)
+
+
+def sweep(
+    stages: list[Stage],
+    value: ValueFunction,
+    curvature: Curvature,
+    scale: float,
+    replay: Replay | None,
+    displacement: Displacement,
+    log: Log | None = None,
+) -> list[Tensor] | None:
+    """Lines 7 to 18 of Algorithm 3 on a batch whose terminal V is in `value`; the new outputs if it is replayed.
+
+    Without `replay` the open-loop part k alone is applied.
+    """
+    policies: list[tuple[Policy, Metric]] = []
+    for stage in reversed(stages):  # backward Bellman pass
+        metric = curvature.observe(stage.state, _seen(stage.problem, value, scale))
+        policies.append((value.backward(stage.problem, metric), metric))
+    policies.reverse()
+    if log is not None:
+        log.predicted = _predicted(stages, value, policies)
+
+    if replay is None:
+        for t in range(len(stages)):
+            _control(stages[t], *policies[t], curvature, None, log)
+        return None
+
+    x_hats: dict[int, Tensor] = {}
+
+    def control(t: int, x_hat: Tensor) -> None:
+        x_hats[t] = x_hat
+        _control(stages[t], *policies[t], curvature, x_hat, log)
+
+    def observe(t: int, h_hat: Tensor) -> None:
+        displacement.after(stages[t].problem, x_hats.pop(t), h_hat, stages[t].weights)
+
+    return replay(control, observe)  # additional forward pass
+
+
+def _seen(problem: Problem, value: ValueFunction, scale: float) -> Seen:
+    def q_u() -> Parts:
+        gradient = value.gradient(problem)
+        return gradient if problem.l_u is None else [g + l for g, l in zip(gradient, problem.l_u, strict=True)]
+
+    return Seen(q_u, problem.layer, problem.x, lambda: value.v_h(problem), scale)
+
+
+def _control(
+    stage: Stage, policy: Policy, metric: Metric, curvature: Curvature, x_hat: Tensor | None, log: Log | None
+) -> None:
+    """Line 16: u* = u + du*(dx)."""
+    problem = stage.problem
+    d = policy(x_hat)
+    step = descend(stage.weights, stage.state, d, problem.eta, stage.momentum, curvature, metric, problem.layer)
+    if log is not None:
+        open_loop = policy(None)
+        feedback = [a - b for a, b in zip(d, open_loop, strict=True)]
+        log.layers[problem.name] = LayerReport(
+            problem.eta * norm(metric.solve(problem.layer, open_loop)),
+            problem.eta * norm(metric.solve(problem.layer, feedback)),
+            problem.eta * norm(step),
+        )
+
+
+def descend(
+    weights: list[Tensor],
+    state: State,
+    d: Parts,
+    eta: float,
+    momentum: float,
+    curvature: Curvature,
+    metric: Metric,
+    layer: Layer | None,
+) -> Parts:
+    """u <- u - eta M^-1 d with the running averages of the base optimizer; returns the step behind -eta."""
+    step = metric.solve(layer, curvature.direction(state, d))
+    if momentum:
+        old = state.get("momentum_buffer")
+        if old is not None:
+            step = [s + momentum * o for s, o in zip(step, old, strict=True)]
+        state["momentum_buffer"] = step
+    for weight, s in zip(weights, step, strict=True):
+        weight.add_(s, alpha=-eta)
+    return step
+
+
+def _predicted(stages: list[Stage], value: ValueFunction, policies: list[tuple[Policy, Metric]]) -> float:
+    known = value.predicted()
+    if known is not None:
+        return known
+    total = 0.0
+    for stage, (policy, metric) in zip(stages, policies, strict=True):  # Q_u' k + k' Q_uu k / 2
+        Q_u = policy(None)
+        total -= 0.5 * stage.problem.eta * float(inner(Q_u, metric.solve(stage.problem.layer, Q_u)))
+    return total
+
+
+def norm(parts: Parts) -> float:
+    return float(torch.stack([p.square().sum() for p in parts]).sum().sqrt())

@@ -1,0 +1,108 @@
+"""What the value functions have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ddpnopt.gradients import SampleGradients, sample_gradients
+from ddpnopt.layers import Layer, Parts, per_sample_dot
+from ddpnopt.metric import Metric
+
+
+@dataclass(eq=False)
+class Problem:
+    """Stage t of the control problem, on plain tensors."""
+
+    name: str
+    layer: Layer
+    x: Tensor  # (B, …)
+    u: Parts  # nominal weights
+    eta: float  # Q_uu = M / eta
+    p_h: list[Tensor]  # for each column (the gradient first): cotangents at the output, as shares of the loss
+    p_x: list[Tensor | None]  # … and at the input, through this layer
+    l_u: Parts | None = None  # gradient of the stage cost (weight decay)
+    p_h_dot_h: Tensor | None = None  # <p_h, h> of the gradient, where known
+
+    def gradients(self) -> SampleGradients:
+        """P_u of all columns: column r of sample i is row r B + i."""
+        R = len(self.p_h)
+        if R == 1:
+            return sample_gradients(self.layer, self.x, self.p_h[0])
+        return sample_gradients(self.layer, torch.cat([self.x] * R), torch.cat(self.p_h))
+
+
+Policy = Callable[[Tensor | None], Parts]
+"""d(x^) = Q_u + Q_ux dx summed over the batch, so that du = -eta M^-1 d; None stands for dx = 0."""
+
+
+class ValueFunction(Protocol):
+    """V at the current stage; `backward` moves it from t+1 to t."""
+
+    def v_h(self, stage: Problem) -> Tensor:
+        """V_h of each sample: like h."""
+
+    def gradient(self, stage: Problem) -> Parts:
+        """sum_i g_u' V_h, without the stage cost."""
+
+    def backward(self, stage: Problem, metric: Metric) -> Policy:
+        """Eq. 5 and 6 at one stage: store what the policy needs, then V_x and V_xx of the stage before."""
+
+    @property
+    def guarded_share(self) -> float:
+        """The share of sample-layers where s > 1: clipped, or kept in bounds by the guard."""
+
+    def predicted(self) -> float | None:
+        """The change of the batch loss by the quadratic model; None where it is the sum of the stages' own."""
+
+
+class Displacement:
+    """c_t = <p_x, dx>: what the layers before t have done to the predicted loss, for each column and sample.
+
+    In a chain it is taken at the input of layer t, exactly. In any other graph the state has parts that no layer's
+    input shows (skip connections), and c_t is kept as a ledger: each layer adds what its own update has done,
+    <p_h, h^ - h> - <p_x, x^ - x>.
+    """
+
+    def __init__(self, chain: bool) -> None:
+        self.chain = chain
+        self._ledger: list[Tensor] | None = None
+
+    def at(self, stage: Problem, x_hat: Tensor | None) -> Tensor | None:
+        """c_t as (R B,); None for zero."""
+        if x_hat is None:
+            return None
+        if self.chain:
+            if stage.p_x[0] is None:
+                return None
+            dx = x_hat.to(stage.x.dtype) - stage.x
+            return torch.cat([per_sample_dot(p, dx) for p in stage.p_x if p is not None])
+        return None if self._ledger is None else torch.cat(self._ledger)
+
+    def after(self, stage: Problem, x_hat: Tensor, h_hat: Tensor, new_u: Parts) -> None:
+        """Enter what stage t has done."""
+        if self.chain:
+            return
+        if stage.p_h_dot_h is not None and len(stage.p_h) == 1:
+            own = per_sample_dot(stage.p_h[0], h_hat.to(stage.p_h[0].dtype)) - stage.p_h_dot_h
+            if stage.p_x[0] is not None:
+                own = own - per_sample_dot(stage.p_x[0], x_hat.to(stage.x.dtype) - stage.x)
+            entries = [own]
+        else:
+            du = [new - old for new, old in zip(new_u, stage.u, strict=True)]
+            dh = stage.layer.apply(x_hat.to(stage.x.dtype), du)
+            entries = [per_sample_dot(p, dh) for p in stage.p_h]
+        before = self._ledger
+        self._ledger = entries if before is None else [a + b for a, b in zip(before, entries, strict=True)]
+
+
+def add(a: Parts, b: Parts | None) -> Parts:
+    return a if b is None else [p + q for p, q in zip(a, b, strict=True)]
+
+
+def inner(a: Parts, b: Parts) -> Tensor:
+    return torch.stack([torch.vdot(p.flatten(), q.flatten()) for p, q in zip(a, b, strict=True)]).sum()

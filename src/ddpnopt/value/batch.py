@@ -1,0 +1,100 @@
+"""Batch-coupled DDP: the samples share the weights, so the state is the joint one of the whole batch.
+
+With P_t the back-propagated columns (one or more a sample) every value Hessian keeps the form P_t L_t P_t', and with
+the true Gauss-Newton term kept, Q_uu = M / eta + P_u L P_u', Woodbury turns eq. 5 into algebra on small matrices,
+
+    K_t = P_u' M^-1 P_u      R_t = (I + eta L_{t+1} K_t)^-1      L_t = R_t L_{t+1}      v_t = R_t v_{t+1}
+    du_t = -eta M^-1 P_u R_t (v_{t+1} + L_{t+1} c_t)
+
+The products telescope: with S_t the sum of eta K over the stages t, t+1, … and L the diagonal terminal curvature,
+
+    R_t (v_{t+1} + L_{t+1} c_t) = (I + L S_t)^-1 (v_T + L c_t)
+
+so each stage needs one symmetric positive definite solve, I + L^1/2 S_t L^1/2, whose eigenvalues are at least 1, and
+nothing is ever multiplied up along the layers. A stage cost l_u enters as c_t - sum_{s >= t} eta P_u' M^-1 l_u.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ddpnopt.layers import Parts, per_sample_dot, scale_samples
+from ddpnopt.metric import Metric
+from ddpnopt.value.base import Displacement, Policy, Problem, add
+
+FLOOR = 1e-7  # least damping, relative to the mean diagonal: float32 Gram matrices know no more
+
+
+class Batch:
+    """Joint value function of the batch: V_x = P v, V_xx = P L P'."""
+
+    def __init__(self, L: Tensor, v: Tensor, displacement: Displacement, columns: int = 1) -> None:
+        L = L.double()
+        self.columns = columns  # R; the first is the gradient
+        self.L = L  # (N,), N = R B columns
+        self.root = L.sqrt()
+        # v_T / L^1/2 where L > 0; a column without curvature keeps its weight v_T at all stages
+        self.target = torch.where(L > 0, v / self.root.clamp_min(1e-300), 0.0)
+        self.kept = torch.where(L > 0, 0.0, v.double())
+        self.displacement = displacement
+        self.S = L.new_zeros(len(L), len(L))
+        self.m = torch.zeros_like(L)  # sum of eta P_u' M^-1 l_u over the stages so far
+        self.v = v.double()  # v_t
+        self.damped = 0  # stages whose damping was raised to the floor or beyond
+
+    def v_h(self, stage: Problem) -> Tensor:
+        parts = [scale_samples(v, p) for v, p in zip(self.v.chunk(len(stage.p_h)), stage.p_h, strict=True)]
+        return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+
+    def gradient(self, stage: Problem) -> Parts:
+        return stage.layer.grad(stage.x, self.v_h(stage))
+
+    def backward(self, stage: Problem, metric: Metric) -> Policy:
+        gradients = stage.gradients()
+        S = self.S = self.S + stage.eta * gradients.gram(metric).double()
+        if stage.l_u is not None:
+            h = stage.layer.apply(stage.x, metric.solve(stage.layer, stage.l_u))
+            self.m = self.m + stage.eta * torch.cat([per_sample_dot(p, h) for p in stage.p_h]).double()
+        m, root = self.m, self.root
+        cholesky, raised = factorise(root[:, None] * S * root)
+        self.damped += raised
+        base = self.target - root * (S @ self.kept)
+
+        def weights(c: Tensor) -> Tensor:
+            """(I + L S)^-1 (v_T + L c)."""
+            y = torch.cholesky_solve((base + root * c)[:, None], cholesky)[:, 0]
+            return self.kept + root * y
+
+        v = self.v = weights(-m)
+
+        def policy(x_hat: Tensor | None) -> Parts:
+            c = self.displacement.at(stage, x_hat)
+            return add(gradients.combine(v if c is None else weights(c.double() - m)), stage.l_u)
+
+        return policy
+
+    @property
+    def guarded_share(self) -> float:
+        return 0.0  # nothing to clip: the gains are bounded for any eta
+
+    def predicted(self) -> float | None:
+        B = len(self.v)
+        c = -(self.S @ self.v)  # where the linear model takes each column
+        gradient = torch.zeros_like(c)
+        gradient[: B // self.columns] = 1.0
+        return float(gradient @ c + 0.5 * (self.L * c) @ c)
+
+
+def factorise(A: Tensor) -> tuple[Tensor, bool]:
+    """Cholesky factor of I + A, and whether more damping than I was needed."""
+    floor = float(A.diagonal().mean()) * FLOOR
+    damping, raised = max(1.0, floor), floor > 1.0
+    for _ in range(8):
+        B = A.clone()
+        B.diagonal().add_(damping)
+        factor, failed = torch.linalg.cholesky_ex(B)
+        if not failed:
+            break
+        damping, raised = damping * 100, True
+    return factor, raised

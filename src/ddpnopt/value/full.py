@@ -1,0 +1,150 @@
+"""The paper's form for feedforward networks: V_x and V_xx of each sample, Algorithm 3 with eq. 8.
+
+With N = eta g_u M^-1 g_u' (an n_h x n_h matrix, diagonal for a linear layer with diagonal M) neither Q_ux nor K is
+ever formed:
+
+    V_x  = W' (V_h  - V_hh (N V_h + n))          n = eta g_u M^-1 l_u / B
+    V_xx = W' (V_hh - V_hh N V_hh) W + eps I
+    d(dx) = l_u + sum_i g_u' (V_h + V_hh W dx)
+
+The guard keeps the stage's own Gauss-Newton term in Q_uu for the recursion, which turns V_hh - V_hh N V_hh into
+(I + V_hh N)^-1 V_hh. Second order (eq. 28) adds V_x . sigma_hh to V_hh and V_h . g_ux to Q_ux.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ddpnopt.layers import Parts
+from ddpnopt.metric import Metric
+from ddpnopt.sample_metric import mixed_terms, output_metric
+from ddpnopt.segment import Segment
+from ddpnopt.value.base import Policy, Problem, add
+
+
+class Full:
+    """Per-sample value function with a full Hessian, on a chain of layers."""
+
+    def __init__(
+        self, V_x: Tensor, V_xx: Tensor, segments: list[Segment], *, order: int, guard: bool, vxx_reg: float
+    ) -> None:
+        self.V_x, self.V_xx = V_x, V_xx  # (B, n), (B, n, n)
+        self.segments = segments  # what stands between the layers, first to last; used up from the end
+        self.order, self.guard, self.vxx_reg = order, guard, vxx_reg
+        self._at_h: tuple[Tensor, Tensor] | None = None
+        self._over: list[Tensor] = []
+
+    def _h(self) -> tuple[Tensor, Tensor]:
+        """V_h, V_hh: V pulled back through the activation sigma behind the layer."""
+        if self._at_h is None:
+            self._at_h = self.segments.pop().pull(self.V_x, self.V_xx, self.order)
+        return self._at_h
+
+    def v_h(self, stage: Problem) -> Tensor:
+        return self._h()[0].view_as(stage.p_h[0])
+
+    def gradient(self, stage: Problem) -> Parts:
+        return stage.layer.grad(stage.x, self.v_h(stage))
+
+    def backward(self, stage: Problem, metric: Metric) -> Policy:
+        V_h, V_hh = self._h()
+        self._at_h = None
+        if self.segments:  # there is a stage before this one
+            self._recurse(stage, metric, V_h, V_hh)
+        shape = stage.p_h[0].shape
+        layer, x, W = stage.layer, stage.x, stage.u[:1]
+
+        def policy(x_hat: Tensor | None) -> Parts:
+            if x_hat is None:
+                return add(layer.grad(x, V_h.view(shape)), stage.l_u)
+            dx = x_hat - x
+            V = V_h + (V_hh @ layer.apply(dx, W).flatten(1)[:, :, None])[:, :, 0]
+            d = layer.grad(x, V.view(shape))
+            if self.order == 2:
+                d[0] = d[0] + layer.grad(dx, V_h.view(shape))[0]
+            return add(d, stage.l_u)
+
+        return policy
+
+    def _recurse(self, stage: Problem, metric: Metric, V_h: Tensor, V_hh: Tensor) -> None:
+        layer, x = stage.layer, stage.x
+        N = stage.eta * output_metric(layer, x, metric)
+        y = _apply(N, V_h[:, :, None])  # g_u (M/eta)^-1 Q_u, (B, n_h, 1)
+        solved = None
+        if stage.l_u is not None:
+            solved = [p * (stage.eta / len(x)) for p in metric.solve(layer, stage.l_u)]
+            y = y + layer.apply(x, solved).flatten(1)[:, :, None]
+        # C: what the guard's Woodbury correction puts between the two sides
+        C = None
+        if self.guard:
+            V = V_hh if self.order == 1 else _positive(V_hh)
+            C = _guarded(V, N)
+            self._over.append((_trace(V, N) > 1).float().mean())
+        if self.order == 1:
+            lost = (V_hh if C is None else C) @ y
+            kept = V_hh - V_hh @ _apply(N, V_hh) if C is None else C
+            self.V_x = self._times_W(stage, (V_h[:, :, None] - lost).mT)[:, 0]
+            self.V_xx = self._times_W(stage, self._times_W(stage, kept).mT)
+        else:
+            self._recurse_second_order(stage, metric, V_h, V_hh, N, y, C, solved)
+        self.V_xx = 0.5 * (self.V_xx + self.V_xx.mT)
+        if self.vxx_reg:
+            self.V_xx.diagonal(dim1=1, dim2=2).add_(self.vxx_reg)
+
+    def _recurse_second_order(
+        self, stage: Problem, metric: Metric, V_h: Tensor, V_hh: Tensor, N: Tensor, y: Tensor,
+        C: Tensor | None, solved: Parts | None,
+    ) -> None:  # fmt: skip
+        """Eq. 5 with Q_ux = g_u' V_hh W + E, E = V_h . g_ux, and S = (M/eta)^-1."""
+        V = V_h.view_as(stage.p_h[0])
+        NE, EE = (stage.eta * term for term in mixed_terms(stage.layer, stage.x, V, metric))
+        VW = self._times_W(stage, V_hh)
+        NQ = _apply(N, VW) + NE  # g_u S Q_ux
+        QQ = VW.mT @ NQ + NE.mT @ VW + EE  # Q_ux' S Q_ux
+        Qq = VW.mT @ y + NE.mT @ V_h[:, :, None]  # Q_ux' S Q_u
+        if solved is not None:  # E' S l_u / B: its weights seen as a map of dx, against V_h
+            pulled = stage.layer.input_grad(V, solved[0], stage.x.shape)
+            Qq = Qq + pulled.flatten(1)[:, :, None]
+        if C is not None:
+            Qq = Qq - NQ.mT @ (C @ y)
+            QQ = QQ - NQ.mT @ (C @ NQ)
+        self.V_x = self._times_W(stage, V_h[:, None])[:, 0] - Qq[:, :, 0]
+        self.V_xx = self._times_W(stage, VW.mT) - QQ
+
+    @staticmethod
+    def _times_W(stage: Problem, V: Tensor) -> Tensor:
+        """V W: (B, k, n_h) -> (B, k, n_x)."""
+        B, k = V.shape[:2]
+        rows = V.reshape(B * k, *stage.p_h[0].shape[1:])
+        shape = torch.Size((B * k, *stage.x.shape[1:]))
+        return stage.layer.input_grad(rows, stage.u[0], shape).reshape(B, k, -1)
+
+    @property
+    def guarded_share(self) -> float:
+        return float(torch.stack(self._over).mean()) if self._over else 0.0
+
+    def predicted(self) -> float | None:
+        return None
+
+
+def _apply(N: Tensor, V: Tensor) -> Tensor:
+    """N V for N diagonal (B, n) or full (B, n, n), V (B, n, k)."""
+    return N[:, :, None] * V if N.dim() == 2 else N @ V
+
+
+def _guarded(V: Tensor, N: Tensor) -> Tensor:
+    """(I + V N)^-1 V, symmetric."""
+    VN = V * N[:, None, :] if N.dim() == 2 else V @ N
+    VN.diagonal(dim1=1, dim2=2).add_(1)
+    return torch.linalg.solve(VN, V)
+
+
+def _trace(V: Tensor, N: Tensor) -> Tensor:
+    diagonal = N * V.diagonal(dim1=1, dim2=2) if N.dim() == 2 else N * V.mT
+    return diagonal.flatten(1).sum(1)
+
+
+def _positive(V: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(V)
+    return (vectors * values.clamp_min(0)[:, None, :]) @ vectors.mT

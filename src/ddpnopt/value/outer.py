@@ -1,0 +1,81 @@
+"""Proposition 2: V_xx = z z' for each sample, collapsed to a few numbers a sample.
+
+All vectors of the recursion are back-propagated cotangents times a number: with p the ordinary gradient of the sample
+and zeta the back-propagated terminal factor,
+
+    V_x = v p + a zeta,      V_xx = L zeta zeta'
+
+at each layer. When the terminal curvature is along the gradient, zeta is p, a is nil and one ordinary backward pass
+has done it all. With s = eta L zeta_u' M^-1 zeta_u and m = zeta_u' M^-1 l_u the numbers go from t+1 to t as
+
+    L <- (1 - s) L            v, a:  V_x loses  L eta (zeta_u' M^-1 V_u + m / B) zeta
+
+(eq. 5); with the guard the stage's own Gauss-Newton term stays in Q_uu and 1 - s becomes 1 / (1 + s).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ddpnopt.gradients import sample_gradients
+from ddpnopt.layers import Parts, per_sample_dot, scale_samples
+from ddpnopt.metric import Metric
+from ddpnopt.value.base import Displacement, Policy, Problem, add
+
+
+class Outer:
+    """Per-sample, factored value function."""
+
+    def __init__(self, L: Tensor, *, along_gradient: bool, guard: bool, displacement: Displacement) -> None:
+        self.L = L  # (B,)
+        self.v = torch.ones_like(L)
+        self.a = None if along_gradient else torch.zeros_like(L)
+        self.guard, self.displacement = guard, displacement
+        self._over: list[Tensor] = []
+
+    def v_h(self, stage: Problem) -> Tensor:
+        V = scale_samples(self.v, stage.p_h[0])
+        return V if self.a is None else V + scale_samples(self.a, stage.p_h[1])
+
+    def gradient(self, stage: Problem) -> Parts:
+        return stage.layer.grad(stage.x, self.v_h(stage))
+
+    def backward(self, stage: Problem, metric: Metric) -> Policy:
+        L, v, a = self.L, self.v, self.a
+        zeta = sample_gradients(stage.layer, stage.x, stage.p_h[-1])
+        kappa = zeta.dots(metric)  # zeta_u' M^-1 zeta_u
+        s = stage.eta * L * kappa
+        self._over.append((s > 1).float().mean())
+
+        other = torch.zeros_like(L)  # what V_x loses beside its own share along zeta
+        if a is not None:
+            other = v * zeta.dots(metric, stage.p_h[0])
+        if stage.l_u is not None:
+            solved = metric.solve(stage.layer, stage.l_u)
+            other = other + per_sample_dot(stage.p_h[-1], stage.layer.apply(stage.x, solved)) / len(L)
+        keep = 1 / (1 + s) if self.guard else (1 - s).clamp_min(0)
+        lost = stage.eta * L * other * (keep if self.guard else 1)
+        if a is None:
+            self.v = v * keep - lost
+        else:
+            self.a = a * keep - lost
+        self.L = L * keep
+
+        def policy(x_hat: Tensor | None) -> Parts:
+            c = self.displacement.at(stage, x_hat)
+            if a is None:
+                w = v if c is None else v + L * c.to(L.dtype)
+                return add(zeta.combine(w), stage.l_u)
+            V = scale_samples(v, stage.p_h[0])
+            extra = a if c is None else a + L * c[len(L) :].to(L.dtype)
+            return add(stage.layer.grad(stage.x, V + scale_samples(extra, stage.p_h[1])), stage.l_u)
+
+        return policy
+
+    @property
+    def guarded_share(self) -> float:
+        return float(torch.stack(self._over).mean()) if self._over else 0.0
+
+    def predicted(self) -> float | None:
+        return None
