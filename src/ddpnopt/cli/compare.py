@@ -23,7 +23,7 @@ from ddpnopt.cli.options import (
 from ddpnopt.cli.progress import bar, console, status_console
 from ddpnopt.experiments.comparison import DEFAULT_METHODS, Comparison, Entry, Spread, Summary, tuned
 from ddpnopt.experiments.comparison import compare as run_comparison
-from ddpnopt.experiments.data import load
+from ddpnopt.experiments.data import IMAGE_SETS, load
 from ddpnopt.experiments.errors import ExperimentError
 from ddpnopt.experiments.training import Progress
 
@@ -43,9 +43,7 @@ def compare(
         bool,
         typer.Option("--tune", help="First choose the baselines' learning rates on held-out training data."),
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for the picture and the numbers.")] = Path(
-        "results/compare"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for the picture and the numbers.")] = Path("results/compare"),
     data_dir: DataDir = None,
 ) -> None:
     """Train DDPNOpt beside the baselines; print a table, save the curves as a picture."""
@@ -56,12 +54,13 @@ def compare(
     folder = writable_folder(out)
     status = status_console()
     with status.status("data") as waiting:
-        train_size = len(load(base.dataset, data_dir=data_dir, report=waiting.update).y_train)
+        data = load(base.dataset, data_dir=data_dir, report=waiting.update)
+        images = data if base.dataset in IMAGE_SETS else None
     if tune:
         with status.status("choosing learning rates on held-out training data"):
-            entries = tuned(base, entries, data_dir)
+            entries = tuned(base, entries, images=images)
 
-    per_run = math.ceil((n_train or train_size) / base.batch_size) * base.epochs
+    per_run = math.ceil((n_train or len(data.y_train)) / base.batch_size) * base.epochs
     runs = len(entries) * seeds
     with bar() as progress:
         task = progress.add_task(base.dataset, total=runs * per_run, detail="")
@@ -72,7 +71,7 @@ def compare(
             detail = f"{entry.method}, seed {seed}, loss {now.loss:.3f}"
             progress.update(task, completed=finished * per_run + now.step, detail=detail)
 
-        result = run_comparison(base, entries, range(seeds), data_dir=data_dir, on_step=on_step)
+        result = run_comparison(base, entries, range(seeds), images=images, on_step=on_step)
 
     title = (
         f"{base.dataset}, {base.network}, {base.epochs} epochs, batch size {base.batch_size}, "

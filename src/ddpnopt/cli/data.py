@@ -17,9 +17,7 @@ from ddpnopt.experiments.data import DATASETS, Status, canonical, load, status
 def data(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Fetch, decode and check these now; without names, list all.", show_default=False
-        ),
+        typer.Argument(help="Fetch, decode and check these now; without names, list all.", show_default=False),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:

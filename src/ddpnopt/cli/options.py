@@ -17,9 +17,7 @@ from ddpnopt.experiments.training import RunConfig
 
 DatasetName = Annotated[
     str,
-    typer.Argument(
-        help="wine, digits, mnist, fashion_mnist, svhn, cifar10 or gaussian-K.", show_default=False
-    ),
+    typer.Argument(help="wine, digits, mnist, fashion_mnist, svhn, cifar10 or gaussian-K.", show_default=False),
 ]
 DataDir = Annotated[
     Path | None,
@@ -33,9 +31,7 @@ Epochs = Annotated[int | None, typer.Option(min=1, help="By default the data set
 BatchSize = Annotated[int | None, typer.Option(min=1, help="By default the data set's.", show_default=False)]
 NTrain = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="Train on this many samples, drawn by seed; by default all.", show_default=False
-    ),
+    typer.Option(min=1, help="Train on this many samples, drawn by seed; by default all.", show_default=False),
 ]
 
 

@@ -81,8 +81,6 @@ def _tell(result: RunResult, note: str) -> None:
         for epoch, loss in enumerate(result.epoch_losses, start=1):
             out.print(f"  [dim]epoch {epoch:3d}[/]  loss {loss:.4f}")
     out.print(f"train loss {result.train_loss:.4f}, test accuracy {result.test_accuracy:.2f} %")
-    out.print(
-        f"[dim]{result.steps} steps in {result.seconds:.1f} s ({1000 * result.step_seconds:.2f} ms each)"
-    )
+    out.print(f"[dim]{result.steps} steps in {result.seconds:.1f} s ({1000 * result.step_seconds:.2f} ms each)")
     if note:
         out.print(f"[dim]{note}")

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 
 import pandas as pd
 
-from ddpnopt.experiments.data import IMAGE_SETS, Dataset
+from ddpnopt.experiments.data import Dataset
 from ddpnopt.experiments.errors import ExperimentError
 from ddpnopt.experiments.methods import method
 from ddpnopt.experiments.training import Progress, RunConfig, RunResult, prepare, train
@@ -109,18 +109,16 @@ def compare(
     seeds: Sequence[int],
     *,
     data_dir: Path | None = None,
+    images: Dataset | None = None,
     on_step: Callable[[Entry, int, Progress], None] = lambda *_: None,
 ) -> Comparison:
     """Runs every entry with every seed; all methods of a seed share the data, the weights and the batches."""
     results: dict[Entry, list[RunResult]] = {entry: [] for entry in entries}
-    cached: Dataset | None = None
     note = ""
     for seed in seeds:
         config = replace(base, seed=seed)
-        # An image set without a subset is the same for all seeds, and large: it is prepared once.
-        fixed = config.dataset in IMAGE_SETS and config.n_train is None
-        dataset = cached if fixed and cached is not None else prepare(config, data_dir)
-        cached, note = dataset, dataset.note
+        dataset = prepare(config, data_dir, images)
+        note = dataset.note
         for entry in results:
 
             def forward(progress: Progress, entry: Entry = entry, seed: int = seed) -> None:
@@ -131,14 +129,22 @@ def compare(
     return Comparison(base.dataset, note, summarise(results))
 
 
-def tuned(base: RunConfig, entries: Sequence[Entry], data_dir: Path | None = None) -> list[Entry]:
+def tuned(
+    base: RunConfig,
+    entries: Sequence[Entry],
+    *,
+    data_dir: Path | None = None,
+    images: Dataset | None = None,
+) -> list[Entry]:
     """The entries with the learning rates that held-out training data choose, where there is a grid."""
-    return [
-        Entry(entry.method, tune(replace(base, method=entry.method), data_dir=data_dir)[0].lr)
-        if entry.lr is None and method(entry.method).grid
-        else entry
-        for entry in entries
-    ]
+
+    def choose(entry: Entry) -> Entry:
+        if entry.lr is not None or not method(entry.method).grid:
+            return entry
+        best = tune(replace(base, method=entry.method), data_dir=data_dir, images=images)[0]
+        return replace(entry, lr=best.lr)
+
+    return [choose(entry) for entry in entries]
 
 
 def summarise(results: dict[Entry, list[RunResult]]) -> list[Summary]:
@@ -157,7 +163,7 @@ def summarise(results: dict[Entry, list[RunResult]]) -> list[Summary]:
                 lr=runs[0].lr,
                 train_loss=Spread.of(run.train_loss for run in runs),
                 test_accuracy=Spread.of(run.test_accuracy for run in runs),
-                relative_step_time=median(run.step_seconds for run in runs) / unit,
+                relative_step_time=_step_time(runs) / unit,
                 diverged=sum(run.diverged for run in runs),
                 results=runs,
             )
@@ -165,9 +171,14 @@ def summarise(results: dict[Entry, list[RunResult]]) -> list[Summary]:
     return summaries
 
 
+def _step_time(runs: Iterable[RunResult]) -> float:
+    """The median step of the run that the machine's other work disturbed least."""
+    return min((run.step_seconds for run in runs if run.steps), default=math.nan)
+
+
 def _time_unit(results: dict[Entry, list[RunResult]]) -> float:
     for name in TIME_UNITS:
-        times = [run.step_seconds for entry, runs in results.items() if entry.method == name for run in runs]
-        if times:
-            return median(times)
+        runs = [run for entry, runs in results.items() if entry.method == name for run in runs]
+        if runs:
+            return _step_time(runs)
     return math.nan

@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from ddpnopt.experiments import style
 from ddpnopt.experiments.comparison import Comparison, Summary
 
 # A curve shows the mean of the losses over this share of the run: batch losses alone are a cloud.
-SMOOTHING = 0.04
+SMOOTHING = 0.05
 POINTS = 400
+SMALLEST_LOSS, LARGEST_LOSS = 1e-6, 1e4
 
 
 def draw(comparison: Comparison, stem: Path) -> list[Path]:
@@ -26,13 +27,10 @@ def draw(comparison: Comparison, stem: Path) -> list[Path]:
         colours = _colours(comparison.summaries)
         for summary, colour in zip(comparison.summaries, colours, strict=True):
             _curve(left, summary, colour)
-        left.set(yscale="log", xlabel="step", ylabel="training loss")
-        left.set_title("Training loss")
-        left.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
-        left.yaxis.set_major_formatter(LogFormatter(minor_thresholds=(10, 10)))
-        left.yaxis.set_minor_formatter(NullFormatter())
-        left.margins(x=0.01)
-        left.legend(loc="best", handlelength=1.4)
+        left.set(xlabel="step", title="Training loss")
+        _loss_axis(left, comparison.summaries)
+        if left.lines:
+            left.legend(loc="best", handlelength=1.4)
         _accuracies(right, comparison.summaries, colours)
         _caption(made, comparison)
         return style.save(made, stem)
@@ -40,7 +38,9 @@ def draw(comparison: Comparison, stem: Path) -> list[Path]:
 
 def smoothed(losses: Sequence[float], window: int) -> NDArray[np.float64]:
     """The mean of each value and the window - 1 before it (of fewer at the start)."""
-    sums = np.cumsum(np.concatenate([[0.0], np.asarray(losses, dtype=np.float64)]))
+    # A loss of 1e30 on the way would drown all later ones in the running sum; no axis shows it anyway.
+    bounded = np.minimum(np.asarray(losses, dtype=np.float64), LARGEST_LOSS)
+    sums = np.cumsum(np.concatenate([[0.0], bounded]))
     ends = np.arange(1, len(sums))
     starts = np.maximum(ends - window, 0)
     averaged: NDArray[np.float64] = (sums[ends] - sums[starts]) / (ends - starts)
@@ -85,6 +85,23 @@ def _curve(axes: Axes, summary: Summary, colour: str) -> None:
     axes.plot(steps, mean, color=colour, linewidth=width, zorder=order, label=summary.label)
 
 
+def _loss_axis(axes: Axes, summaries: Sequence[Summary]) -> None:
+    """A logarithmic axis that a diverging run leaves at the top, in place of squeezing all others."""
+    axes.set_yscale("log")
+    starts = [run.losses[0] for summary in summaries for run in summary.results if run.losses]
+    if not starts:
+        return
+    shown = np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.lines])
+    low = max(0.7 * float(shown.min()), SMALLEST_LOSS)
+    high = max(min(1.2 * float(shown.max()), 2 * max(starts)), 2 * low)
+    axes.set_ylim(low, high)
+    wide = high > 8 * low
+    axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)) if wide else MaxNLocator(6))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.margins(x=0.01)
+
+
 def _accuracies(axes: Axes, summaries: Sequence[Summary], colours: Sequence[str]) -> None:
     rows = np.arange(len(summaries))[::-1]
     for row, summary, colour in zip(rows, summaries, colours, strict=True):
@@ -109,15 +126,15 @@ def _accuracies(axes: Axes, summaries: Sequence[Summary], colours: Sequence[str]
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
     axes.margins(x=0.12)
-    axes.set_xlabel("test accuracy (%)")
-    axes.set_title("Test accuracy")
+    axes.set_title("Test accuracy (%)")
 
 
 def _caption(made: Figure, comparison: Comparison) -> None:
     config = comparison.summaries[0].results[0].config
+    name = config.dataset.replace("_", "-").upper()
     seeds = len(comparison.summaries[0].results)
     made.suptitle(
-        f"{config.dataset}, {config.network}, batch size {config.batch_size}",
+        f"{name}, {config.network.upper()}, batch size {config.batch_size}",
         x=0.012,
         ha="left",
         fontsize=12.5,

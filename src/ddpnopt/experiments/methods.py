@@ -43,7 +43,7 @@ def make_optimizer(name: str, model: nn.Module, lr: float | None = None, **optio
     keywords = options if rate is None else {"lr": rate, **options}
     try:
         return chosen.factory(model, **keywords)
-    except TypeError as wrong:  # an option this optimizer does not take
+    except (TypeError, ValueError) as wrong:  # an option the optimizer does not take, or a value out of range
         raise ExperimentError(f"{name}: {wrong}") from wrong
 
 

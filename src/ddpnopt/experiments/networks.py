@@ -49,9 +49,7 @@ def cnn(dataset: Dataset) -> nn.Sequential:
         if number != 3:
             layers.append(nn.MaxPool2d(2))
     features = CHANNELS * (height // 8) * (width // 8)
-    return nn.Sequential(
-        *layers, nn.Flatten(), nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, dataset.classes)
-    )
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, dataset.classes))
 
 
 Norm = Literal["none", "group", "batch"]

@@ -88,9 +88,7 @@ def colour(method: str, position: int = 0) -> str:
     return COLOURS.get(method, SPARE[position % len(SPARE)])
 
 
-def figure(
-    columns: int = 1, rows: int = 1, *, width: float = 4.6, height: float = 3.4
-) -> tuple[Figure, list[Axes]]:
+def figure(columns: int = 1, rows: int = 1, *, width: float = 4.6, height: float = 3.4) -> tuple[Figure, list[Axes]]:
     """A figure and its axes, row by row, without the global state of pyplot."""
     made = Figure(figsize=(width * columns, height * rows))
     return made, list(made.subplots(rows, columns, squeeze=False).flat)

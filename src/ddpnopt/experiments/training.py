@@ -22,7 +22,8 @@ from ddpnopt.experiments.methods import make_optimizer
 from ddpnopt.experiments.networks import build
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
-EVALUATION_BATCH = 2000
+# Larger ones are slower: the activations of a CNN would outgrow what the allocator keeps.
+EVALUATION_BATCH = 250
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,11 @@ def fit(
                 record.diverged = True
                 return record
             loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            try:
+                optimizer.step()
+            except FloatingPointError:  # an optimizer that refuses a step which is not finite
+                record.diverged = True
+                return record
             record.step_seconds.append(time.perf_counter() - start)
             record.losses.append(value)
             on_step(Progress(len(record.losses), epochs * per_epoch, epoch, value))
@@ -158,9 +163,12 @@ def one_thread_for_small(model: nn.Module) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def prepare(config: RunConfig, data_dir: Path | None = None) -> Dataset:
-    """The data of a run: the split, and the subset if one is asked for."""
-    dataset = load(config.dataset, seed=config.seed, data_dir=data_dir)
+def prepare(config: RunConfig, data_dir: Path | None = None, images: Dataset | None = None) -> Dataset:
+    """The data of a run: the split, and the subset if one is asked for.
+
+    An image set is large and has one split for all seeds: who runs several seeds loads it once as `images`.
+    """
+    dataset = images or load(config.dataset, seed=config.seed, data_dir=data_dir)
     return dataset if config.n_train is None else dataset.subset(config.n_train, config.seed)
 
 

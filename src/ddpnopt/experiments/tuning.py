@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ddpnopt.experiments.data import Dataset
 from ddpnopt.experiments.errors import ExperimentError
 from ddpnopt.experiments.methods import method
 from ddpnopt.experiments.training import Progress, RunConfig, prepare, train
@@ -29,6 +30,7 @@ def tune(
     *,
     seeds: Sequence[int] = (0,),
     data_dir: Path | None = None,
+    images: Dataset | None = None,
     on_step: Callable[[Progress], None] = lambda _: None,
 ) -> list[Candidate]:
     """Every learning rate of the grid (the method's own unless given), best first.
@@ -40,7 +42,7 @@ def tune(
     if not rates:
         raise ExperimentError(f"{config.method} has no learning rates to search")
     data = {
-        seed: prepare(replace(config, seed=seed), data_dir).split_validation(VALIDATION_FRACTION, seed)
+        seed: prepare(replace(config, seed=seed), data_dir, images).split_validation(VALIDATION_FRACTION, seed)
         for seed in seeds
     }
     found = []

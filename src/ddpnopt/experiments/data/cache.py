@@ -84,9 +84,7 @@ class DecodedSet:
             raise DataError(f"{self.tensors} cannot be read; delete it to decode the data again") from broken
         return loaded
 
-    def write(
-        self, tensors: dict[str, Tensor], sources: list[Path], shape: list[int], encodings: list[str]
-    ) -> Record:
+    def write(self, tensors: dict[str, Tensor], sources: list[Path], shape: list[int], encodings: list[str]) -> Record:
         """Stores the tensors, then the record."""
         # A file object, not a name: torch writes the name into the archive, and the checksum would follow it.
         write_atomically(self.tensors, lambda file: torch.save(tensors, file))
@@ -127,8 +125,6 @@ def cannot_write(path: Path, cause: BaseException) -> DataError:
     chain: BaseException | None = cause
     while chain is not None:
         if isinstance(chain, OSError) and chain.errno in full:
-            return DataError(
-                f"no space left to write {path}; free some, or point {CACHE_VARIABLE} at another disk"
-            )
+            return DataError(f"no space left to write {path}; free some, or point {CACHE_VARIABLE} at another disk")
         chain = chain.__cause__ or chain.__context__
     return DataError(f"cannot write {path} ({cause}); point {CACHE_VARIABLE} at a folder that can be written")

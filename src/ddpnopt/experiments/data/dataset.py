@@ -33,9 +33,7 @@ class Dataset:
         """`n_train` training samples drawn without replacement; the test set stays whole."""
         available = len(self.x_train)
         if not 1 <= n_train <= available:
-            raise ExperimentError(
-                f"{self.name} has {available} training samples; cannot take {n_train} of them"
-            )
+            raise ExperimentError(f"{self.name} has {available} training samples; cannot take {n_train} of them")
         if n_train == available:
             return self
         chosen = torch.randperm(available, generator=torch.Generator().manual_seed(seed))[:n_train]

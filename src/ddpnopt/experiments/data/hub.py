@@ -44,9 +44,7 @@ def fetch(name: str, files: HubFiles, split: str) -> Path:
         ) from missing
     root = cache_root() / "hub" / name
     try:
-        return Path(
-            hub.hf_hub_download(files.repository, files.file(split), repo_type="dataset", local_dir=root)
-        )
+        return Path(hub.hf_hub_download(files.repository, files.file(split), repo_type="dataset", local_dir=root))
     # Being offline, a timeout, a refused proxy and a renamed file come as unrelated types, some of them from
     # the HTTP library below, which has changed between releases: whatever it was, the file did not arrive.
     except Exception as failed:

@@ -108,9 +108,7 @@ def footnote(spec: ImageSet, record: Record) -> str:
     return f"{spec.name}: images {' and '.join(remarks)}" if remarks else ""
 
 
-def _decode_into_cache(
-    spec: ImageSet, place: Place, report: Callable[[str], None]
-) -> tuple[dict[str, Tensor], Record]:
+def _decode_into_cache(spec: ImageSet, place: Place, report: Callable[[str], None]) -> tuple[dict[str, Tensor], Record]:
     tensors: dict[str, Tensor] = {}
     encodings: set[str] = set()
     for split in SPLITS:

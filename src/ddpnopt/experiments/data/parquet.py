@@ -113,9 +113,7 @@ def _decode_rows(
     try:
         stacked = np.stack(pixels)
     except ValueError as mixed:
-        raise DataError(
-            f"{path} mixes images of different sizes; all images of a set must have one size"
-        ) from mixed
+        raise DataError(f"{path} mixes images of different sizes; all images of a set must have one size") from mixed
     return stacked.reshape(*stacked.shape[:3], channels), encodings
 
 
