@@ -118,7 +118,9 @@ def save(result: Comparison, folder: Path) -> list[Path]:
 def _cell(spread: Spread, digits: int, best: bool) -> str:
     if not math.isfinite(spread.mean):
         return "–"
-    text = f"{spread.mean:.{digits}f} ± {spread.std:.{digits}f}"
+    text = f"{spread.mean:.{digits}f}"
+    if math.isfinite(spread.std):
+        text += f" ± {spread.std:.{digits}f}"
     return f"[bold green]★ {text}[/]" if best else text
 
 

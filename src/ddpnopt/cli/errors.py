@@ -8,6 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import typer
 
+from ddpnopt.errors import DDPNOptError
 from ddpnopt.experiments.errors import ExperimentError
 
 P = ParamSpec("P")
@@ -21,8 +22,8 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
-        except ExperimentError as wrong:
-            typer.echo(f"ddpnopt: {wrong}", err=True)
+        except (ExperimentError, DDPNOptError) as wrong:
+            typer.echo(f"ddpnopt: {' '.join(str(wrong).splitlines())}", err=True)
             raise typer.Exit(2) from wrong
 
     return wrapped

@@ -11,7 +11,7 @@ import typer
 
 from ddpnopt.experiments.data import canonical
 from ddpnopt.experiments.errors import ExperimentError
-from ddpnopt.experiments.networks import NETWORKS
+from ddpnopt.experiments.networks import NETWORKS, known
 from ddpnopt.experiments.presets import batch_size_for, preset
 from ddpnopt.experiments.training import RunConfig
 
@@ -41,7 +41,7 @@ def configuration(
     """The run that the options describe, with the data set's preset for what is not said."""
     name = canonical(dataset)
     chosen = preset(name)
-    network = network or chosen.network
+    network = known(network or chosen.network)
     return RunConfig(
         method="ddpnopt",
         dataset=name,

@@ -18,6 +18,7 @@ def status_console() -> Console:
 
 def bar() -> Progress:
     """A bar of steps that vanishes when it is done."""
+    err = status_console()
     return Progress(
         TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=32),
@@ -25,6 +26,7 @@ def bar() -> Progress:
         TextColumn("[dim]{task.fields[detail]}"),
         TimeRemainingColumn(),
         TextColumn("[dim]left"),
-        console=status_console(),
+        console=err,
         transient=True,
+        disable=not err.is_terminal,  # in a log file it would leave only an empty line
     )

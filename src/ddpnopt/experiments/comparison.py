@@ -43,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation over the seeds (0 for a single one)."""
+    """Mean and standard deviation over the seeds; the latter is NaN for a single one."""
 
     mean: float
     std: float
@@ -52,7 +52,7 @@ class Spread:
     def of(cls, values: Iterable[float]) -> Spread:
         numbers = list(values)
         finite = len(numbers) > 1 and all(map(math.isfinite, numbers))
-        return cls(fmean(numbers), stdev(numbers) if finite else 0.0)
+        return cls(fmean(numbers), stdev(numbers) if finite else math.nan)
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ddpnopt import DDPNOpt
 from ddpnopt.experiments.errors import ExperimentError, UnknownNameError
 
 Factory = Callable[..., Optimizer]
@@ -59,11 +59,7 @@ def _torch(kind: Callable[..., Optimizer], **fixed: Any) -> Factory:
 
 
 def _ddpnopt(**fixed: Any) -> Factory:
-    def factory(model: nn.Module, **options: Any) -> Optimizer:
-        made: Optimizer = import_module("ddpnopt").DDPNOpt(model, **{**fixed, **options})
-        return made
-
-    return factory
+    return lambda model, **options: DDPNOpt(model, **{**fixed, **options})
 
 
 def _paper(**fixed: Any) -> Factory:

@@ -98,10 +98,16 @@ NETWORKS: dict[str, Callable[[Dataset], nn.Module]] = {
 }
 
 
-def build(name: str, dataset: Dataset, seed: int) -> nn.Module:
-    """The network called `name`, its weights drawn from `seed`; the global random state is left as it was."""
+def known(name: str) -> str:
+    """The name itself, or an error that lists the names."""
     if name not in NETWORKS:
         raise UnknownNameError("network", name, NETWORKS)
+    return name
+
+
+def build(name: str, dataset: Dataset, seed: int) -> nn.Module:
+    """The network called `name`, its weights drawn from `seed`; the global random state is left as it was."""
+    known(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return NETWORKS[name](dataset)

@@ -119,7 +119,7 @@ def fit(
             if not math.isfinite(value):
                 record.diverged = True
                 return record
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             try:
                 optimizer.step()
             except FloatingPointError:  # an optimizer that refuses a step which is not finite
