@@ -117,6 +117,7 @@ def test_data_decodes_a_set_that_is_named(folder: Path, cache: Path) -> None:
         (("train", "wine", "--method", "sgd", "--lr", "-1"), ("must be positive",)),
         (("train", "wine", "--network", "rnn"), ("unknown network",)),
         (("train", "mnist", "--data-dir", "/no/such/folder"), ("/no/such/folder",)),
+        (("data", "--data-dir", "/no/such/folder"), ("/no/such/folder",)),
         (("data", "imagenet"), ("unknown data set",)),
     ],
 )
@@ -136,6 +137,14 @@ def test_a_truncated_file_is_one_line_and_code_2(folder: Path) -> None:
     path = folder / "mnist" / "train.parquet"
     path.write_bytes(path.read_bytes()[:300])
     assert_one_line_error(run("train", "mnist", "--data-dir", str(folder)), str(path))
+
+
+def test_data_lists_the_other_sets_when_one_is_damaged(folder: Path) -> None:
+    (folder / "mnist" / "train.parquet").write_bytes(b"nothing")
+    result = run("data", "--data-dir", str(folder))
+    assert result.exit_code == 0, result.output
+    assert "not a whole Parquet file" in result.stdout
+    assert str(folder / "svhn") in result.stdout.replace("\n", "")
 
 
 @pytest.mark.parametrize("arguments", [("compare", "wine", "--seeds", "0"), ("train", "wine", "--epochs", "many")])

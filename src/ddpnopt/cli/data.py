@@ -10,7 +10,7 @@ from rich.table import Table
 from ddpnopt.cli.errors import one_line_errors
 from ddpnopt.cli.options import DataDir
 from ddpnopt.cli.progress import console, status_console
-from ddpnopt.experiments.data import DATASETS, Status, canonical, load, status
+from ddpnopt.experiments.data import DATASETS, Status, canonical, load, status, user_folder
 
 
 @one_line_errors
@@ -22,6 +22,7 @@ def data(
     data_dir: DataDir = None,
 ) -> None:
     """List the data sets: where they are, their sizes and checksums."""
+    user_folder(data_dir)
     chosen = [canonical(name) for name in names] if names else list(DATASETS)
     if names:
         with status_console().status("data") as waiting:

@@ -40,6 +40,8 @@ RC: Any = {
     "savefig.dpi": 200,
     "figure.facecolor": "white",
     "figure.constrained_layout.use": True,
+    "figure.constrained_layout.w_pad": 0.08,
+    "figure.constrained_layout.h_pad": 0.08,
     "font.family": "sans-serif",
     "font.size": 9.5,
     "text.color": INK,

@@ -2,7 +2,7 @@
 
 from ddpnopt.experiments.data.catalogue import DATASETS, Status, canonical, load, status
 from ddpnopt.experiments.data.dataset import Dataset
-from ddpnopt.experiments.data.images import IMAGE_SETS
+from ddpnopt.experiments.data.images import IMAGE_SETS, user_folder
 from ddpnopt.experiments.data.tabular import digits, gaussian_clusters, wine
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "gaussian_clusters",
     "load",
     "status",
+    "user_folder",
     "wine",
 ]

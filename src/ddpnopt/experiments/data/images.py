@@ -54,14 +54,22 @@ class Place:
     decoded: DecodedSet
 
 
+def user_folder(data_dir: Path | None = None) -> Path | None:
+    """The folder the user named, by option or environment, if any; it must exist."""
+    chosen = data_dir or (Path(os.environ[FOLDER_VARIABLE]) if os.environ.get(FOLDER_VARIABLE) else None)
+    if chosen is None:
+        return None
+    root = chosen.expanduser().resolve()
+    if not root.is_dir():
+        given_by = "--data-dir" if data_dir else FOLDER_VARIABLE
+        raise DataError(f"{root} (given by {given_by}) is not a folder")
+    return root
+
+
 def find(spec: ImageSet, data_dir: Path | None = None) -> Place:
     """The user's folder if it holds the set (`<folder>/<name>/train.parquet`), the hub otherwise."""
-    chosen = data_dir or (Path(os.environ[FOLDER_VARIABLE]) if os.environ.get(FOLDER_VARIABLE) else None)
-    if chosen is not None:
-        root = chosen.expanduser().resolve()
-        if not root.is_dir():
-            given_by = "--data-dir" if data_dir else FOLDER_VARIABLE
-            raise DataError(f"{root} (given by {given_by}) is not a folder")
+    root = user_folder(data_dir)
+    if root is not None:
         folder = root / spec.name
         if folder.is_dir():
             files = {split: folder / f"{split}.parquet" for split in SPLITS}
