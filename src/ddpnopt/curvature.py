@@ -23,11 +23,17 @@ State = dict[str, Any]
 class Seen:
     """What one layer shows to its curvature in one step."""
 
-    q_u: Callable[[], Parts]  # Q_u = l_u + sum_i g_u' V_h, called only if needed
+    gradient: Callable[[], Parts]  # sum_i g_u' V_h, called only if needed
+    l_u: Parts | None = None  # gradient of the stage cost
     layer: Layer | None = None  # None for parameters that belong to no supported layer
     x: Tensor | None = None  # inputs of the layer
     v_h: Callable[[], Tensor] | None = None  # V_h of each sample as a share of the batch loss
     scale: float = 1.0  # times v_h gives the sample's own gradient: B for a mean loss, 1 for a sum
+
+    def q_u(self) -> Parts:
+        """Q_u = l_u + sum_i g_u' V_h."""
+        gradient = self.gradient()
+        return gradient if self.l_u is None else [g + l for g, l in zip(gradient, self.l_u, strict=True)]
 
 
 @runtime_checkable

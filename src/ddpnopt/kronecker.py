@@ -89,7 +89,7 @@ class EKFAC(_Kronecker):
     """EKFAC (George et al. 2018) with running second moments in the Kronecker eigenbasis.
 
     Every `refresh` steps the eigenbases of A and G of the current batch, and the products of their eigenvalues as the
-    second moments m2; each step m2 <- decay m2 + (1 - decay) B g^2 with g the mean gradient in that basis; M = m2 +
+    second moments m2; each step m2 <- decay m2 + (1 - decay) B g^2 with g the mean gradient of the loss (without weight decay) in that basis; M = m2 +
     damping.
     """
 
@@ -110,7 +110,7 @@ class EKFAC(_Kronecker):
             state["T_A"], state["T_G"] = U_A.mT.contiguous(), U_G.mT.contiguous()
             state["m2"] = g[:, :, None] * a[:, None, :]  # (g, O, J)
         B = seen.x.shape[0]
-        gradient = state["T_G"] @ seen.layer.join(seen.q_u()) @ state["T_A"].mT * (seen.scale / B)
+        gradient = state["T_G"] @ seen.layer.join(seen.gradient()) @ state["T_A"].mT * (seen.scale / B)
         state["m2"] = state["m2"] * self.decay + (1 - self.decay) * B * gradient.square()
         state["step"] = state.get("step", 0) + 1
         return Metric(T_A=state["T_A"], T_G=state["T_G"], D=[1 / (state["m2"] + self.damping)])

@@ -319,13 +319,12 @@ class DDPNOpt(torch.optim.Optimizer):
         watched: Any,
     ) -> None:
         group, l_u = self._settings(name, parameters, [p.detach() for p in parameters])
-        Q_u = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        if l_u is not None:
-            Q_u = [q + l for q, l in zip(Q_u, l_u, strict=True)]
+        gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        seen = Seen(lambda: gradient, l_u, layer, **watched)
         state = self.state[parameters[0]]
-        metric = curvature.observe(state, Seen(lambda: Q_u, layer, **watched))
+        metric = curvature.observe(state, seen)
         weights: list[Tensor] = list(parameters)
-        descend(weights, state, Q_u, float(group["lr"]), group["momentum"], curvature, metric, layer)
+        descend(weights, state, seen.q_u(), float(group["lr"]), group["momentum"], curvature, metric, layer)
 
     def _write_report(self, recording: Recording, value: ValueFunction, log: Log, outputs: list[Tensor] | None) -> None:
         report = self.report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -59,8 +60,12 @@ def sweep(
     """
     policies: list[tuple[Policy, Metric]] = []
     for stage in reversed(stages):  # backward Bellman pass
-        metric = curvature.observe(stage.state, _seen(stage.problem, value, scale))
-        policies.append((value.backward(stage.problem, metric), metric))
+        problem = stage.problem
+        seen = Seen(
+            partial(value.gradient, problem), problem.l_u, problem.layer, problem.x, partial(value.v_h, problem), scale
+        )
+        metric = curvature.observe(stage.state, seen)
+        policies.append((value.backward(problem, metric), metric))
     policies.reverse()
     if log is not None:
         log.predicted = _predicted(stages, value, policies)
@@ -80,14 +85,6 @@ def sweep(
         displacement.after(stages[t].problem, x_hats.pop(t), h_hat, stages[t].weights)
 
     return replay(control, observe)  # additional forward pass
-
-
-def _seen(problem: Problem, value: ValueFunction, scale: float) -> Seen:
-    def q_u() -> Parts:
-        gradient = value.gradient(problem)
-        return gradient if problem.l_u is None else [g + l for g, l in zip(gradient, problem.l_u, strict=True)]
-
-    return Seen(q_u, problem.layer, problem.x, lambda: value.v_h(problem), scale)
 
 
 def _control(
