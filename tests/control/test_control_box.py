@@ -81,9 +81,7 @@ def test_one_sided_and_per_stage_limits() -> None:
     task = unicycle()
     upper = torch.full((20, 2), torch.inf, dtype=torch.float64)
     upper[3, 0] = -0.25
-    problem = Problem(
-        task.problem.dynamics, task.problem.stage_cost, task.problem.terminal_cost, 20, upper=upper
-    )
+    problem = Problem(task.problem.dynamics, task.problem.stage_cost, task.problem.terminal_cost, 20, upper=upper)
     u0 = task.u0.clone()
     u0[3, 0] = -0.5
     solution = solve(problem, task.x0, u0)

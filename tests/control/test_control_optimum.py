@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -22,38 +23,36 @@ def test_unicycle_is_parked_at_the_known_optimum(method: str, regularize: str) -
     assert solution.cost.item() == pytest.approx(UNICYCLE, rel=1e-9)
 
 
-def orders(norms: torch.Tensor, above: float, below: float) -> list[float]:
-    """log |g_{i+1}| / |g_i|  over  log |g_i| / |g_{i-1}| for the norms between rounding and the first
-    basin."""
-    g = [v for v in norms.tolist() if above < v < below]
-    return [math.log(g[i + 1] / g[i]) / math.log(g[i] / g[i - 1]) for i in range(1, len(g) - 1)]
-
-
 def test_last_iterations_of_ddp_converge_quadratically() -> None:
+    """From u = 0, with the regularisation going to zero on its own: each gradient is about the last one
+    squared."""
     task = unicycle()
-    history = solve(task.problem, task.x0, task.u0, method="ddp", grad_tol=1e-11).history
-    g = history.gradient_norm
-    assert g[-1] < 1e-10
+    history = solve(task.problem, task.x0, task.u0, method="ddp", grad_tol=1e-13, cost_tol=0).history
+    g = history.gradient_norm.tolist()
+    assert g[-1] < 1e-11
     assert history.step[-4:-1].eq(1).all()
-    assert history.regularization[-4:-1].eq(0).all()
-    # |g+| <= C |g|^2 with one modest C over the last steps that stand above rounding
-    last = [(a, b) for a, b in zip(g[:-1].tolist(), g[1:].tolist(), strict=True) if a < 1.0 and b > 1e-10]
-    assert len(last) >= 1
-    assert all(b <= 10 * a * a for a, b in last)
-    assert g[-2] > 100 * g[-1]
+    last = [(a, b) for a, b in pairwise(g) if a < 0.5 and b > 1e-12]
+    assert len(last) >= 2
+    assert all(b <= 2 * a * a for a, b in last)
 
 
 def test_ddp_is_quadratic_where_ilqr_is_linear_near_the_optimum() -> None:
-    """Half-way up a pendulum with torque the tensor terms matter: V_x . f_xx does not vanish at the
-    optimum."""
-    task = pendulum(T=30)
-    near = solve(task.problem, task.x0, task.u0, grad_tol=1e-10).controls + 0.02
-    ddp = solve(task.problem, task.x0, near, method="ddp", grad_tol=1e-12, cost_tol=0).history.gradient_norm
-    ilqr = solve(task.problem, task.x0, near, method="ilqr", grad_tol=1e-9, cost_tol=0).history.gradient_norm
-    assert max(orders(ddp, 1e-12, 1e-1)) > 1.6
-    tail = orders(ilqr, 1e-9, 1e-3)
-    assert len(tail) >= 3
-    assert max(tail) < 1.3
+    task = unicycle()
+    optimum = solve(task.problem, task.x0, task.u0, grad_tol=1e-12).controls
+    noise = torch.randn(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    norms = {
+        method: solve(
+            task.problem, task.x0, optimum + 0.1 * noise, method=method, grad_tol=1e-10, cost_tol=0
+        ).history.gradient_norm.tolist()
+        for method in ("ddp", "ilqr")
+    }
+    ddp = [(a, b) for a, b in pairwise(norms["ddp"]) if a < 1]
+    assert len(ddp) >= 2
+    assert all(b <= max(a * a, 1e-12) for a, b in ddp)
+    # iLQR without the tensor terms gains a roughly constant factor per iteration
+    ilqr = [(a, b) for a, b in pairwise(norms["ilqr"]) if a < 1e-2]
+    assert len(ilqr) >= 5
+    assert all(b > 0.02 * a for a, b in ilqr)
 
 
 @pytest.mark.parametrize("task", [pendulum(), cartpole()], ids=["pendulum", "cartpole"])

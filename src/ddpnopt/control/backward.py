@@ -127,9 +127,7 @@ def gradient_norm(gradient: Blocks, trajectory: Trajectory, limits: Limits | Non
     return torch.stack(norms).amax(0)
 
 
-def _gains(
-    H: Tensor, Q_u: Tensor, H_ux: Tensor, room: tuple[Tensor, Tensor] | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _gains(H: Tensor, Q_u: Tensor, H_ux: Tensor, room: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
     """k = -H^-1 Q_u (B, m, 1) and K = -H^-1 H_ux (B, m, n), Eq. (4), or their box-constrained likes; and
     success (B,).
 

@@ -42,9 +42,7 @@ def solve_box(H: Tensor, q: Tensor, lower: Tensor, upper: Tensor, *, iterations:
         free = ~(((v <= lower) & (gradient > 0)) | ((v >= upper) & (gradient < 0)))
         # Identity rows for the clamped components keep the batch rectangular.
         factor, ok = masked_factor(H, free)
-        move = torch.where(
-            free, -torch.cholesky_solve((gradient * free).unsqueeze(-1), factor).squeeze(-1), 0.0
-        )
+        move = torch.where(free, -torch.cholesky_solve((gradient * free).unsqueeze(-1), factor).squeeze(-1), 0.0)
         slope = (gradient * move).sum(-1)  # (B,), negative unless solved
         size = (move.abs() / (1 + v.abs())).amax(-1)
         done = done | ~ok | (size <= 4 * torch.finfo(q.dtype).eps) | ~torch.isfinite(slope)

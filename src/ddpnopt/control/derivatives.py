@@ -102,9 +102,7 @@ def _both(first: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor]
         return value, value
 
     derivative, value = vmap(jacfwd(value_twice, has_aux=True))(z.flatten(0, 1))
-    return derivative.reshape(*z.shape[:2], *derivative.shape[1:]), value.reshape(
-        *z.shape[:2], *value.shape[1:]
-    )
+    return derivative.reshape(*z.shape[:2], *derivative.shape[1:]), value.reshape(*z.shape[:2], *value.shape[1:])
 
 
 def _contract_kept(tensor: Tensor) -> Contraction:

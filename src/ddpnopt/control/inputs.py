@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from .errors import ControlError
 from .problem import LimitLike, Problem
@@ -58,9 +59,7 @@ def batch(problem: Problem, x0: Tensor, u0: ControlsLike) -> tuple[Tensor, list[
     if stages[0].dim() == 2:
         sizes["u0"] = stages[0].shape[0]
     if len(set(sizes.values())) > 1:
-        raise ControlError(
-            f"x0 is a batch of {sizes['x0']} problems but u0 one of {sizes['u0']}; make them equal"
-        )
+        raise ControlError(f"x0 is a batch of {sizes['x0']} problems but u0 one of {sizes['u0']}; make them equal")
     if 0 in sizes.values():
         raise ControlError("the batch is empty; give at least one problem")
     B = next(iter(sizes.values()), 1)
@@ -81,9 +80,7 @@ def state_sizes(problem: Problem, x0: Tensor, u: Sequence[Tensor]) -> list[int]:
                 # same functions, same sizes: same shapes; so a horizon of 1000 stages is still checked once
                 x_next = _call(problem.f(t), f"dynamics at stage {t}", x, u_t)
                 x_next = _require_state(x_next, x, t, problem)
-                _require_scalar(
-                    _call(problem.l(t), f"stage_cost at stage {t}", x, u_t), x, f"stage_cost at stage {t}"
-                )
+                _require_scalar(_call(problem.l(t), f"stage_cost at stage {t}", x, u_t), x, f"stage_cost at stage {t}")
                 known[key] = x_next.shape[-1]
             else:
                 x_next = x.new_zeros(known[key])
@@ -103,9 +100,7 @@ def resolve_limits(problem: Problem, runs: Sequence[Run], like: Tensor) -> Limit
     upper = _limit_stages(problem.upper, torch.inf, "upper", sizes, like)
     for t, (lo, hi) in enumerate(zip(lower, upper, strict=True)):
         if not bool((lo <= hi).all()):
-            raise ControlError(
-                f"at stage {t} the lower limit {lo.tolist()} is above the upper limit {hi.tolist()}"
-            )
+            raise ControlError(f"at stage {t} the lower limit {lo.tolist()} is above the upper limit {hi.tolist()}")
     return Limits(stack(runs, [l.unsqueeze(0) for l in lower]), stack(runs, [h.unsqueeze(0) for h in upper]))
 
 
@@ -116,16 +111,12 @@ def _control_stages(T: int, u0: ControlsLike) -> list[Tensor]:
         return list(u0.unbind(-2))
     stages = list(u0)
     if len(stages) != T:
-        raise ControlError(
-            f"u0 has {len(stages)} stages, the problem has {T}; give one control tensor per stage"
-        )
+        raise ControlError(f"u0 has {len(stages)} stages, the problem has {T}; give one control tensor per stage")
     for t, stage in enumerate(stages):
         if not isinstance(stage, Tensor) or stage.dim() not in (1, 2):
             raise ControlError(f"u0[{t}] must be a tensor (m,) or (B, m), not {_describe(stage)}")
         if stage.shape[:-1] != stages[0].shape[:-1]:
-            raise ControlError(
-                f"u0[{t}] is {_describe(stage)}, but u0[0] is {_describe(stages[0])}: batches differ"
-            )
+            raise ControlError(f"u0[{t}] is {_describe(stage)}, but u0[0] is {_describe(stages[0])}: batches differ")
     return stages
 
 
@@ -137,9 +128,7 @@ def _limit_stages(
     if isinstance(limit, Sequence) and len(limit) > 0 and isinstance(limit[0], Tensor) and limit[0].dim() > 0:
         stages = [torch.as_tensor(stage).to(like) for stage in limit]
         if len(stages) != len(sizes):
-            raise ControlError(
-                f"{name} has {len(stages)} stages, the problem has {len(sizes)}; give one per stage"
-            )
+            raise ControlError(f"{name} has {len(stages)} stages, the problem has {len(sizes)}; give one per stage")
     else:
         value = torch.as_tensor(limit).to(like)
         if value.dim() == 2 and value.shape[0] != len(sizes):
@@ -168,10 +157,19 @@ def _require_inside(limits: Limits, u: Blocks, runs: Sequence[Run]) -> None:
 
 def _call(function: Callable[..., object], name: str, *arguments: Tensor) -> object:
     try:
-        return function(*arguments)
+        value = function(*arguments)
     except Exception as error:
         sizes = " and ".join(f"{tuple(a.shape)}" for a in arguments)
         raise ControlError(f"{name} failed on arguments of shape {sizes}: {error}") from error
+    if isinstance(value, Tensor):
+        try:
+            vmap(function)(*(argument.unsqueeze(0) for argument in arguments))
+        except Exception as error:
+            raise ControlError(
+                f"{name} works on plain tensors but not under torch.func.vmap: {error} -- write it without `if` "
+                "on tensor values (torch.where), without .item(), without in-place changes"
+            ) from error
+    return value
 
 
 def _require_state(x_next: object, x: Tensor, t: int, problem: Problem) -> Tensor:
@@ -179,9 +177,7 @@ def _require_state(x_next: object, x: Tensor, t: int, problem: Problem) -> Tenso
     if not isinstance(x_next, Tensor):
         raise ControlError(f"{name} must return a tensor (n_next,), not {type(x_next).__name__}")
     if x_next.dim() != 1:
-        raise ControlError(
-            f"{name} must return a vector (n_next,), not {_describe(x_next)}; write it for one problem"
-        )
+        raise ControlError(f"{name} must return a vector (n_next,), not {_describe(x_next)}; write it for one problem")
     if x_next.dtype != x.dtype:
         raise ControlError(f"{name} turned a {x.dtype} state into {x_next.dtype}; keep the dtype")
     # One function for all stages maps the state space to itself; with one per stage a change of size is the
@@ -200,9 +196,7 @@ def _require_scalar(value: object, x: Tensor, name: str) -> None:
     if not isinstance(value, Tensor):
         raise ControlError(f"{name} must return a scalar tensor, not {type(value).__name__}")
     if value.dim() != 0:
-        raise ControlError(
-            f"{name} must return a scalar, not {_describe(value)}; sum it up, for example with .sum()"
-        )
+        raise ControlError(f"{name} must return a scalar, not {_describe(value)}; sum it up, for example with .sum()")
     if value.dtype != x.dtype:
         raise ControlError(f"{name} turned a {x.dtype} state into a {value.dtype} cost; keep the dtype")
 

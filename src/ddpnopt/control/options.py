@@ -33,9 +33,7 @@ class Options:
         if self.method not in ("ddp", "ilqr"):
             raise ControlError(f"unknown method {self.method!r}; use 'ddp' or 'ilqr'")
         if self.regularize not in ("uu", "xx"):
-            raise ControlError(
-                f"unknown regularize {self.regularize!r}; use 'uu' (on Q_uu) or 'xx' (on V_xx)"
-            )
+            raise ControlError(f"unknown regularize {self.regularize!r}; use 'uu' (on Q_uu) or 'xx' (on V_xx)")
         for name in ("max_iterations", "max_backtracks"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 0:
@@ -45,13 +43,9 @@ class Options:
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ControlError(f"{name} is {value!r}; it must be zero or more")
         if not 0 < self.reg_min <= self.reg_max < math.inf:
-            raise ControlError(
-                f"reg_min is {self.reg_min!r}, reg_max {self.reg_max!r}; need 0 < reg_min <= reg_max"
-            )
+            raise ControlError(f"reg_min is {self.reg_min!r}, reg_max {self.reg_max!r}; need 0 < reg_min <= reg_max")
         if self.reg_init > self.reg_max:
-            raise ControlError(
-                f"reg_init is {self.reg_init!r}, above reg_max {self.reg_max!r}; start below it"
-            )
+            raise ControlError(f"reg_init is {self.reg_init!r}, above reg_max {self.reg_max!r}; start below it")
         if not 1 < self.reg_factor < math.inf:
             raise ControlError(f"reg_factor is {self.reg_factor!r}; it must be greater than 1")
         if not 0 < self.backtrack < 1:

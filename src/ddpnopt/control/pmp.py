@@ -25,8 +25,7 @@ def hamiltonian(problem: Problem, t: int, x: Tensor, p: Tensor, u: Tensor) -> Te
     x_next = problem.f(t)(x, u)
     if p.shape != x_next.shape:
         raise ControlError(
-            f"p at stage {t} has shape {tuple(p.shape)}, the next state {tuple(x_next.shape)}; "
-            "pass p_{t+1}, not p_t"
+            f"p at stage {t} has shape {tuple(p.shape)}, the next state {tuple(x_next.shape)}; pass p_{{t+1}}, not p_t"
         )
     return problem.l(t)(x, u) + torch.dot(p, x_next)
 

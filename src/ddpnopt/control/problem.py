@@ -57,9 +57,7 @@ class Problem:
         if self.horizon is not None:
             lengths["horizon"] = self.horizon
         if not lengths:
-            raise ControlError(
-                "horizon is missing: give the number of stages, or one dynamics function per stage"
-            )
+            raise ControlError("horizon is missing: give the number of stages, or one dynamics function per stage")
         if len(set(lengths.values())) > 1:
             said = ", ".join(f"{name} says {length}" for name, length in lengths.items())
             raise ControlError(f"the number of stages is not clear: {said}; make them agree")

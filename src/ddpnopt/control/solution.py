@@ -18,7 +18,7 @@ class Status(str, Enum):
     """How the iteration for one problem ended."""
 
     GRADIENT = "converged: gradient"  # the (projected) gradient is below grad_tol
-    COST = "converged: cost"  # the last step reduced the cost by less than cost_tol
+    COST = "converged: cost"  # a full step reduced the cost by less than cost_tol
     MAX_ITERATIONS = "not converged: iterations used up"
     # even with the largest regularisation; the best point is returned
     NO_STEP = "not converged: no acceptable step"
@@ -117,9 +117,7 @@ class Solution:
         if not 0 <= t < len(self.u):
             raise ControlError(f"stage {t} does not exist; the policy has stages 0 to {len(self.u) - 1}")
         if x.shape[-1] != self.x[t].shape[-1]:
-            raise ControlError(
-                f"at stage {t} the state has {self.x[t].shape[-1]} components, not {x.shape[-1]}"
-            )
+            raise ControlError(f"at stage {t} the state has {self.x[t].shape[-1]} components, not {x.shape[-1]}")
         feedback = (self.K[t] @ (x - self.x[t]).unsqueeze(-1)).squeeze(-1)
         return self._clip(t, self.u[t] + step * self.k[t] + feedback)
 
@@ -138,8 +136,10 @@ class Solution:
         """
         T = len(self.u)
         pushes = _pushes(disturbance, T)
-        shapes = [x0.shape[:-1], self.x[0].shape[:-1], *(push.shape[:-1] for push in pushes or ())]
-        leading = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+        example = x0[..., 0] + self.x[0][..., 0]
+        for push in pushes or ():
+            example = example + push[..., 0]
+        leading = example.shape
         x = [x0.expand(*leading, x0.shape[-1])]
         u: list[Tensor] = []
         costs: list[Tensor] = []
@@ -162,16 +162,12 @@ def _pushes(disturbance: Tensor | Sequence[Tensor] | None, T: int) -> Sequence[T
         return None
     pushes = disturbance.unbind(-2) if isinstance(disturbance, Tensor) else disturbance
     if len(pushes) != T:
-        raise ControlError(
-            f"disturbance has {len(pushes)} stages, the problem has {T}; give (..., T, n) or T tensors"
-        )
+        raise ControlError(f"disturbance has {len(pushes)} stages, the problem has {T}; give (..., T, n) or T tensors")
     return pushes
 
 
 def _stacked(stages: tuple[Tensor, ...], name: str) -> Tensor:
     if len({stage.shape[-1] for stage in stages}) > 1:
         sizes = [stage.shape[-1] for stage in stages]
-        raise ControlError(
-            f"the {name} changes its size from stage to stage ({sizes}); use the per-stage tensors"
-        )
+        raise ControlError(f"the {name} changes its size from stage to stage ({sizes}); use the per-stage tensors")
     return torch.stack(stages, dim=-2)

@@ -40,7 +40,7 @@ def solve(
     reg_init: float = 0.0,
     reg_min: float = 1e-6,
     reg_max: float = 1e10,
-    reg_factor: float = 1.6,
+    reg_factor: float = 2.0,
     backtrack: float = 0.5,
     max_backtracks: int = 10,
     sufficient: float = 1e-4,
@@ -56,8 +56,8 @@ def solve(
         max_iterations: per problem.
         grad_tol: a problem ends when the largest component of grad_u J (projected, if there are limits) is at
             most grad_tol * max(1, |J|). Default: square root of the machine precision.
-        cost_tol: a problem ends when a full step reduces J by at most cost_tol * |J|. Default: four times the
-            machine precision.
+        cost_tol: a problem ends when a full step without regularisation reduces J by at most cost_tol * |J|.
+            Default: four times the machine precision.
         regularize: "uu" adds mu I to Q_uu, "xx" adds mu I to V_xx.
         reg_init, reg_min, reg_max, reg_factor: mu starts at reg_init. A failure multiplies it by a factor
             that itself grows by reg_factor with each failure in a row, a success divides it likewise; below
@@ -102,9 +102,7 @@ class _Work:
 
     def select(self, index: Tensor) -> _Work:
         expansion = None if self.expansion is None else self.expansion.select(index)
-        return _Work(
-            self.ids[index], self.current.select(index), self.mu[index], self.factor[index], expansion
-        )
+        return _Work(self.ids[index], self.current.select(index), self.mu[index], self.factor[index], expansion)
 
 
 class _Solver:
@@ -171,7 +169,8 @@ class _Solver:
         )
         self.recorder.step(work.ids, trial)
         reduction = work.current.cost - trial.found.cost
-        small = (trial.step == 1) & (reduction <= self.cost_tol * trial.found.scale)
+        # Only a full, undamped step says something about the problem when it is small.
+        small = (trial.step == 1) & (work.mu == 0) & (reduction <= self.cost_tol * trial.found.scale)
         mu, factor = schedule(work.mu, work.factor, trial.accepted, o)
         # Where nobody moved, the derivatives are still good.
         expansion = None if bool(trial.accepted.any()) else work.expansion
@@ -216,9 +215,7 @@ class _Solver:
         B, like = trajectory.x[0].shape[1], trajectory.x[0]
         todo = torch.arange(B, device=like.device)
         k = tuple(torch.zeros_like(block) for block in trajectory.u)
-        K = tuple(
-            block.new_zeros(run.length, B, run.m, run.n) for run, block in zip(self.runs, k, strict=True)
-        )
+        K = tuple(block.new_zeros(run.length, B, run.m, run.n) for run, block in zip(self.runs, k, strict=True))
         mu, factor = torch.zeros(B).to(like), torch.ones(B).to(like)
         while todo.numel() > 0:
             sweep = self._sweep(expansion, trajectory, mu)
