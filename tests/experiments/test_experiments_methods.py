@@ -79,6 +79,13 @@ def test_momentum_and_options_reach_the_optimizer() -> None:
     assert make_optimizer("adam", small(), lr=0.5, weight_decay=0.1).param_groups[0]["weight_decay"] == 0.1
 
 
+def test_a_convolutional_network_may_have_a_default_rate_of_its_own() -> None:
+    convolutional = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+    assert make_optimizer("sgd-m", small()).param_groups[0]["lr"] == 0.03
+    assert make_optimizer("sgd-m", convolutional).param_groups[0]["lr"] == 0.05
+    assert make_optimizer("sgd-m", convolutional, lr=1.0).param_groups[0]["lr"] == 1.0
+
+
 def test_an_unknown_method_lists_the_known_ones() -> None:
     with pytest.raises(UnknownNameError) as error:
         make_optimizer("lion", small())

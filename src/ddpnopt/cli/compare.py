@@ -74,8 +74,8 @@ def compare(
         result = run_comparison(base, entries, range(seeds), images=images, on_step=on_step)
 
     title = (
-        f"{base.dataset}, {base.network}, {base.epochs} epochs, batch size {base.batch_size}, "
-        f"{seeds} seed{'s' if seeds > 1 else ''}"
+        f"{base.dataset}, {base.network}, {_count(base.epochs, 'epoch')}, batch size {base.batch_size}, "
+        f"{_count(seeds, 'seed')}"
     )
     console().print(table(result, title))
     if result.note:
@@ -113,6 +113,10 @@ def save(result: Comparison, folder: Path) -> list[Path]:
     numbers = stem.with_name(f"{stem.name}.csv")
     result.table().to_csv(numbers, index=False)
     return [*draw(result, stem), numbers]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _cell(spread: Spread, digits: int, best: bool) -> str:

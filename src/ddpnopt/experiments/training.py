@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from ddpnopt.experiments.data import Dataset, load
 from ddpnopt.experiments.errors import ExperimentError
-from ddpnopt.experiments.methods import make_optimizer
+from ddpnopt.experiments.methods import is_convolutional, make_optimizer
 from ddpnopt.experiments.networks import build
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -155,7 +155,7 @@ def one_thread_for_small(model: nn.Module) -> Iterator[None]:
     have other work to do.
     """
     before = torch.get_num_threads()
-    if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+    if not is_convolutional(model):
         torch.set_num_threads(1)
     try:
         yield
