@@ -90,8 +90,8 @@ NO_FEEDBACK = {"feedback": False, "closed_loop": False, "value": "outer", "termi
 # Default rates of the torch baselines: the best accuracy over the grid on a fifth of the training data held out,
 # never on the test set (see `tuning`). For fully connected networks: DIGITS, 15 epochs of batches of 16, mean of
 # three seeds. For convolutional ones: CIFAR-10, 8,000 images, three epochs of batches of 128, one seed, four to six
-# rates of about the same grid. AdamW takes Adam's rate there. KFAC and EKFAC have the rate of the paper's Table 8, and every `ddpnopt-` variant that of the
-# method it extends: only the feedback is to differ.
+# rates of about the same grid; AdamW takes Adam's rate there. KFAC and EKFAC have the rate of the paper's Table 8,
+# and every `ddpnopt-` variant that of the method it extends: only the feedback is to differ.
 METHODS: dict[str, Method] = {
     "ddpnopt": Method("DDPNOpt", None, (), _ddpnopt()),
     "sgd": Method("SGD", 0.2, SGD_GRID, _torch(torch.optim.SGD)),
