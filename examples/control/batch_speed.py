@@ -58,10 +58,7 @@ def main() -> None:
 
         one = seconds(lambda fixed=fixed: fixed(x0[0]), arguments.repeats)
         many = seconds(lambda fixed=fixed: fixed(x0), arguments.repeats)
-        print(
-            f"{method}: {n} iterations each: one {one:.3f} s, {B} together {many:.3f} s, "
-            f"ratio {many / one:.1f}"
-        )
+        print(f"{method}: {n} iterations each: one {one:.3f} s, {B} together {many:.3f} s, ratio {many / one:.1f}")
 
         start = time.perf_counter()
         solution = solve(task.problem, x0, task.u0, method=method)
