@@ -322,7 +322,7 @@ def test_step_after_two_backward_passes_through_one_forward_pass() -> None:
     loss = F.cross_entropy(model(x), y)
     loss.backward(retain_graph=True)
     loss.backward()
-    with pytest.raises(StepError, match="2 backward passes.*zero_grad"):
+    with pytest.raises(StepError, match=r"2 backward passes.*zero_grad"):
         opt.step()
     assert same(before, model)
 
@@ -333,7 +333,7 @@ def test_step_after_two_forward_and_backward_passes() -> None:
     before = weights(model)
     backward(model)
     backward(model)
-    with pytest.raises(StepError, match="2 backward passes.*zero_grad"):
+    with pytest.raises(StepError, match=r"2 backward passes.*zero_grad"):
         opt.step()
     assert same(before, model)
 
@@ -389,7 +389,7 @@ def test_raise_leaves_weights_and_state_bit_for_bit(factor: float, curvature: st
     before, state = weights(model), snapshot(opt.state_dict())
     opt.zero_grad()
     backward(model, factor)
-    with pytest.raises(NonFiniteError, match="not finite.*on_nonfinite='skip'"):
+    with pytest.raises(NonFiniteError, match=r"not finite.*on_nonfinite='skip'"):
         opt.step()
     assert same(before, model)
     assert equal(state, opt.state_dict())

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from optimizer_networks import Residual, distance, fcn, outer_step, same, twins, vectors, weights
 from torch import Tensor, nn
 
-from ddpnopt import DDPNOpt, ModelError
+from ddpnopt import DDPNOpt
 
 pytestmark = pytest.mark.filterwarnings("ignore::ddpnopt.OpenLoopWarning")
 
@@ -163,7 +163,8 @@ def test_with_unchanged_weights_every_module_sees_the_same_in_all_passes(case: s
         first, *more = passes
         assert more
         for again in more:
-            assert all(map(torch.equal, first, again)) and len(first) == len(again)
+            assert len(first) == len(again)
+            assert all(map(torch.equal, first, again))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "batch norm"])  # which couples the samples
@@ -289,6 +290,15 @@ def test_in_place_residual_sum_equals_out_of_place(value: str) -> None:
     assert distance(a, b) < 1e-12
 
 
+def error_of_step(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> str:
+    """What one step says in its error, of torch or ours; nothing if it goes through."""
+    try:
+        step(model, DDPNOpt(model, lr=0.5), loss)
+    except (RuntimeError, ValueError) as error:
+        return str(error).replace("inplace", "in place")
+    return ""
+
+
 def test_an_input_overwritten_after_its_layer_has_read_it_is_never_taken_for_the_old_one() -> None:
     class Overwriting(nn.Module):
         def __init__(self, in_place: bool) -> None:
@@ -304,13 +314,8 @@ def test_an_input_overwritten_after_its_layer_has_read_it_is_never_taken_for_the
 
     expected, model = Overwriting(False), Overwriting(True)
     step(expected, DDPNOpt(expected, lr=0.5), loss_of(*vectors()))
-    opt = DDPNOpt(model, lr=0.5)
-    try:
-        step(model, opt, loss_of(*vectors()))
-    except (RuntimeError, ValueError) as error:
-        assert "in place" in str(error) or "inplace" in str(error)
-    else:
-        assert distance(model, expected) < 1e-12
+    error = error_of_step(model, loss_of(*vectors()))
+    assert "in place" in error or (not error and distance(model, expected) < 1e-12)
 
 
 def test_a_model_that_changes_its_own_input_is_never_replayed_on_the_changed_one() -> None:
@@ -326,12 +331,8 @@ def test_a_model_that_changes_its_own_input_is_never_replayed_on_the_changed_one
     expected, model = Shifting(False), Shifting(True)
     x, y = vectors()
     step(expected, DDPNOpt(expected, lr=0.5), loss_of(x.clone(), y))
-    try:
-        step(model, DDPNOpt(model, lr=0.5), loss_of(x.clone(), y))
-    except (RuntimeError, ValueError) as error:
-        assert "in place" in str(error) or "inplace" in str(error)
-    else:
-        assert distance(model, expected) < 1e-12
+    error = error_of_step(model, loss_of(x.clone(), y))
+    assert "in place" in error or (not error and distance(model, expected) < 1e-12)
 
 
 def test_a_layer_that_the_second_pass_does_not_reach_is_not_skipped_in_silence() -> None:
@@ -348,23 +349,11 @@ def test_a_layer_that_the_second_pass_does_not_reach_is_not_skipped_in_silence()
                 x = x + torch.tanh(self.b(x))
             return self.c(x)
 
-    random.seed(0)
     model = Depth()
-    opt = DDPNOpt(model, lr=0.1)
-    used = 0
-    for _ in range(12):
-        before = model.b.weight.detach().clone()
-        state = random.getstate()
-        ran = random.random() < 0.5
-        random.setstate(state)
-        try:
-            step(model, opt, loss_of(*vectors()))
-        except ModelError as error:
-            assert "'b'" in str(error)
-            return
-        used += ran
-        assert torch.equal(before, model.b.weight) is not ran
-    assert 0 < used < 12
+    before = weights(model.b)
+    random.seed(1)  # 0.13, 0.85, 0.76: layer b runs in the first pass only, if Python's stream is left alone
+    error = error_of_step(model, loss_of(*vectors()))
+    assert "'b'" in error or not any(map(torch.equal, before, model.b.parameters()))
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------------
