@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpnopt.control import Problem, hamiltonian_gradient, solve
+from ddpnopt.control import Problem, Status, hamiltonian_gradient, solve
 from ddpnopt.control.boxqp import solve_box
 from ddpnopt.control.systems import hanging_starts, pendulum, unicycle
 
@@ -32,9 +32,9 @@ def check_kkt(problem: Problem, x0, u, lower: float, upper: float, tol: float) -
 @pytest.mark.parametrize("method", ["ddp", "ilqr"])
 def test_kkt_conditions_hold_and_limits_are_exact_for_the_unicycle(method: str) -> None:
     task = unicycle(limit=1.5)
-    solution = solve(task.problem, task.x0, task.u0, method=method, grad_tol=1e-9)
-    assert solution.status.converged
-    held = check_kkt(task.problem, task.x0, solution.controls, -1.5, 1.5, 1e-5)
+    solution = solve(task.problem, task.x0, task.u0, method=method, grad_tol=1e-8, cost_tol=0.0)
+    assert solution.status is Status.GRADIENT
+    held = check_kkt(task.problem, task.x0, solution.controls, -1.5, 1.5, 2e-5)
     assert 0 < held < solution.controls.numel()
     free = solve(unicycle().problem, task.x0, task.u0)
     assert solution.cost > free.cost

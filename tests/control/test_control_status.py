@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
 from ddpnopt.control import Problem, Solution, Status, solve
+from ddpnopt.control.backward import backward
+from ddpnopt.control.derivatives import expand
+from ddpnopt.control.inputs import prepare
+from ddpnopt.control.rollout import simulate
 from ddpnopt.control.systems import pendulum, unicycle
 
 
@@ -119,3 +125,62 @@ def test_relative_reduction_ends_a_run_too() -> None:
     tight = solve(task.problem, task.x0, task.u0)
     assert loose.iterations < tight.iterations
     assert loose.cost <= tight.cost * 1.01
+
+
+def test_a_step_to_minus_infinity_is_not_an_improvement() -> None:
+    """One Newton step on the visible parabola would land in a hole without a bottom."""
+    problem = Problem(
+        lambda x, u: x + u,
+        lambda x, u: 0 * u.sum(),
+        lambda x: torch.where(x < 0.4, -torch.inf, x * x).sum(),
+        1,
+    )
+    solution = solve(problem, torch.ones(1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64))
+    assert_finite(solution)
+    assert solution.history.step[0] == 0.5
+    assert 0.4 <= solution.x[1].item() < 1
+
+
+def test_regularisation_grows_and_falls_ever_faster_and_falls_to_zero() -> None:
+    task = unicycle()
+    history = solve(task.problem, task.x0, task.u0, method="ddp", reg_factor=2.0, reg_min=1e-6).history
+    mu, step = history.regularization.tolist(), history.step.tolist()
+    fails = next(i for i, s in enumerate(step) if s > 0)
+    assert fails >= 3
+    assert mu[0] == 0
+    # 1e-6 to begin with, then times 4, 8, 16, ...
+    assert mu[1 : fails + 1] == pytest.approx([1e-6 * 2 ** (i * (i + 1) / 2 - 1) for i in range(1, fails + 1)])
+    # successes in a row from the last failure on: divided by 2, 4, 8, ..., and below reg_min it is nothing
+    last = max(i for i, s in enumerate(step[:-1]) if s == 0)
+    falling = mu[last + 1 :]
+    for i, (a, b) in enumerate(pairwise(falling[:-1]), start=1):
+        expected = a / 2**i
+        assert b == (0 if expected < 1e-6 else pytest.approx(expected))
+    assert falling[-2] == 0
+
+
+@pytest.mark.parametrize("regularize", ["uu", "xx"])
+def test_regularisation_shortens_the_step_in_controls_or_in_states(regularize: str) -> None:
+    """One stage, x+ = 10 u: (h + mu) k = -g on Q_uu, (h + 100 mu) k = -g on V_xx, by hand."""
+    problem = Problem(lambda x, u: 10 * u, lambda x, u: 0.5 * (u * u).sum(), lambda x: x.sum(), 1)
+    x0, u0 = torch.zeros(1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    solution = solve(problem, x0, u0, regularize=regularize, reg_init=3.0, max_iterations=1)
+    expected = -10 / (1 + 3) if regularize == "uu" else -10 / (1 + 3 * 100)
+    assert solution.u[0].item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("regularize", ["uu", "xx"])
+def test_regularisation_damps_both_gains_as_its_name_says(regularize: str) -> None:
+    """One stage, x+ = 2 x + 10 u, l = u^2 / 2, phi = x^2 / 2, mu = 3: H k = -Q_u and H K = -H_ux by hand."""
+    problem = Problem(lambda x, u: 2 * x + 10 * u, lambda x, u: 0.5 * (u * u).sum(), lambda x: 0.5 * (x * x).sum(), 1)
+    start = prepare(problem, torch.ones(1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64))
+    trajectory = simulate(start.runs, start.x0, start.u)
+    expansion = expand(problem, start.runs, trajectory, second_order=True)
+    mu = torch.tensor([3.0], dtype=torch.float64)
+    sweep = backward(expansion, start.runs, mu, regularize=regularize, trajectory=trajectory, limits=None)
+    H, H_ux = (101 + 3, 20) if regularize == "uu" else (1 + 100 * 4, 20 * 4)
+    assert sweep.k[0].item() == pytest.approx(-20 / H)
+    assert sweep.K[0].item() == pytest.approx(-H_ux / H)
+    # the promise is that of the undamped model
+    assert sweep.linear.item() == pytest.approx(-20 * 20 / H)
+    assert sweep.quadratic.item() == pytest.approx(101 * (20 / H) ** 2)

@@ -144,7 +144,7 @@ def _gains(H: Tensor, Q_u: Tensor, H_ux: Tensor, room: tuple[Tensor, Tensor] | N
         both = torch.where(rows, both, 0.0)
         return both[..., :1], both[..., 1:], good
     solution = solve_box(H, Q_u.squeeze(-1), *room)
-    free = solution.free.unsqueeze(-1)
-    K = torch.where(free, -torch.cholesky_solve(H_ux * free, solution.factor), 0.0)
+    # The factor is the identity on clamped components, so their rows of K come out zero.
+    K = -torch.cholesky_solve(H_ux * solution.free.unsqueeze(-1), solution.factor)
     rows = solution.ok[:, None, None]
     return torch.where(rows, solution.v.unsqueeze(-1), 0.0), torch.where(rows, K, 0.0), solution.ok
