@@ -15,8 +15,7 @@ from ddpnopt.control.systems import hanging_starts, pendulum, unicycle
 
 
 def check_kkt(problem: Problem, x0, u, lower: float, upper: float, tol: float) -> int:
-    """Exact limits; gradient zero inside, pointing outward at a limit. Returns how many controls are at
-    one."""
+    """Exact limits; gradient zero inside, outward at a limit. Returns how many controls are at one."""
     assert (u >= lower).all()
     assert (u <= upper).all()
     g = torch.stack(hamiltonian_gradient(problem, x0, u), dim=-2)

@@ -24,8 +24,7 @@ def test_unicycle_is_parked_at_the_known_optimum(method: str, regularize: str) -
 
 
 def test_last_iterations_of_ddp_converge_quadratically() -> None:
-    """From u = 0, with the regularisation going to zero on its own: each gradient is about the last one
-    squared."""
+    """From u = 0, regularisation falling to zero on its own: each gradient is about the last one squared."""
     task = unicycle()
     history = solve(task.problem, task.x0, task.u0, method="ddp", grad_tol=1e-13, cost_tol=0).history
     g = history.gradient_norm.tolist()

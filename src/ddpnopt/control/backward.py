@@ -116,8 +116,7 @@ def costate_gradient(expansion: Expansion, runs: Sequence[Run]) -> Blocks:
 
 
 def gradient_norm(gradient: Blocks, trajectory: Trajectory, limits: Limits | None) -> Tensor:
-    """Largest component of grad_u J, or with limits of u - clip(u - grad_u J), which is zero exactly at a KKT
-    point."""
+    """Largest component of grad_u J; with limits, of u - clip(u - grad_u J), zero exactly at a KKT point."""
     norms = []
     for r, (g, u) in enumerate(zip(gradient, trajectory.u, strict=True)):
         if limits is not None:

@@ -61,8 +61,7 @@ def solve_box(H: Tensor, q: Tensor, lower: Tensor, upper: Tensor, *, iterations:
 
 
 def masked_factor(H: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
-    """Cholesky factor of H restricted to the free components, identity elsewhere; and whether there is
-    one."""
+    """Cholesky factor of H on the free components, identity elsewhere; and whether there is one."""
     both = free.unsqueeze(-1) & free.unsqueeze(-2)
     eye = torch.eye(H.shape[-1], dtype=H.dtype, device=H.device)
     factor, info = torch.linalg.cholesky_ex(torch.where(both, H, eye))

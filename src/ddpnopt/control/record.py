@@ -68,8 +68,7 @@ class Recorder:
         return self.ending == int(ending)
 
     def finish(self, norm: Tensor, grad_tol: float) -> None:
-        """The last row. A problem whose last allowed step made the gradient vanish has converged after
-        all."""
+        """The last row. A problem whose last allowed step brought it to the optimum has converged."""
         self.norm = _without_nan(norm)
         arrived = self.is_ending(Ending.RUNNING) & (self.norm <= grad_tol * self.cost.abs().clamp(min=1))
         self.ending[arrived] = int(Ending.GRADIENT)

@@ -23,8 +23,7 @@ Blocks = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Run:
-    """Stages start .. stop - 1 share f, l and the sizes n, m of state and control and n_next of the next
-    state."""
+    """Stages start .. stop - 1 share f, l and the sizes of state, control and next state."""
 
     start: int
     stop: int
