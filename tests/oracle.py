@@ -182,11 +182,11 @@ def ddp(
         M = dense_M(kind, step, x, V_h, Q_u.sum(0), l_u, options or {})
         Q_uu = (M / eta).expand(B, -1, -1)
         out.k.insert(0, -torch.linalg.solve(Q_uu, Q_u))
-        out.K.insert(0, -torch.linalg.solve(Q_uu, Q_ux))
-        if guard:
+        if guard:  # the stage's own Gauss-Newton term, for all that concerns feedback
             g_u = torch.stack([jacrev(step.g, 1)(xi, step.u) for xi in x])
             own = torch.stack([positive_part(v) for v in V_hh]) if order == 2 else V_hh
             Q_uu = Q_uu + g_u.mT @ own @ g_u
+        out.K.insert(0, -torch.linalg.solve(Q_uu, Q_ux))
         V_x = Q_x - (Q_ux.mT @ torch.linalg.solve(Q_uu, Q_u)[:, :, None])[:, :, 0]
         V_xx = Q_xx - Q_ux.mT @ torch.linalg.solve(Q_uu, Q_ux) + vxx_reg * torch.eye(x.shape[1])
         out.V_x.insert(0, V_x)

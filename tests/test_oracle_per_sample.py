@@ -159,7 +159,9 @@ def test_outer_equals_algorithm_1_with_a_rank_one_terminal_hessian(
     steps = oracle.steps_of(net, X)
     curvature, eta = CURVATURES[kind]
     if not guard:
-        eta = eta / (1e4 if kind == "rmsprop" else 1e2)  # so that s < 1: beyond it the optimizer clips and Algorithm 1 does not
+        eta = eta / (
+            1e4 if kind == "rmsprop" else 1e2
+        )  # so that s < 1: beyond it the optimizer clips and Algorithm 1 does not
     factor = lambda z: torch.cos(z) + 0.5  # noqa: E731  # any vector that is not the gradient
     z, q = take_step(
         net, X, y, lr=eta, value="outer", terminal=factor if terminal == "callable" else "gn", curvature=curvature,

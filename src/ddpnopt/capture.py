@@ -11,10 +11,11 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ddpnopt.errors import ModelError, StepError
 from ddpnopt.recording import (
@@ -24,8 +25,8 @@ from ddpnopt.recording import (
     arrived_at_input,
     arrived_at_output,
     arrived_at_stage,
+    is_floating,
     rng_state,
-    tensors,
 )
 from ddpnopt.replay import Cut, Replay, Tape
 from ddpnopt.units import Unit
@@ -58,34 +59,45 @@ class _Hook:
         return _nothing
 
     def __reduce__(self) -> Any:
-        return "_nothing"
+        return _no_hook, ()
 
 
 def _nothing(*args: Any) -> None:
     return None
 
 
+def _no_hook() -> Callable[..., None]:
+    return _nothing
+
+
 class Capture:
     """Hooks on a model, the recording that they make, and its replays."""
+
+    _replays = 0  # of all captures: while one replays, the others look away
+    _owner: ClassVar[weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]]] = weakref.WeakKeyDictionary()
 
     def __init__(self, model: nn.Module, units: list[Unit], *, skip_weight_grads: bool) -> None:
         self.model, self.units = model, units
         self.skip_weight_grads = skip_weight_grads
         self.enabled = True
-        self.keep_outputs = False  # h itself until its gradient arrives: the ledger wants <p_h, h>
-        self.recording: Recording | None = None
-        self._strays = [0]
+        self.keep_outputs = True  # h itself until its gradient arrives: the ledger wants <p_h, h>
+        self._without_grad: list[nn.Parameter] = []  # whose weight gradient is being skipped right now
+        self.seen_forward = False
+        self._arrived: list[Recording] = []  # one entry for each backward pass since the last step
         self._anchor = torch.empty(0, requires_grad=True)
         self._running: Recording | None = None  # between the model's first and last instruction
         self._replay: Replay | None = None
+        self._with_buffers = [m for m in model.modules() if m._buffers]
+        self.batch_norms = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self._handles = [
             model.register_forward_pre_hook(_Hook(self, "_begin", None), with_kwargs=True),
             model.register_forward_hook(_Hook(self, "_end", None), with_kwargs=True, always_call=True),
         ]
         for unit in units:
+            Capture._owner[unit.module] = weakref.ref(self)  # the newest optimizer of a layer takes it over
             # last among the pre-hooks and first among the hooks: what others do to x and h is part of the graph
             before, after = _Hook(self, "_before", unit), _Hook(self, "_after", unit)
-            self._handles.append(unit.module.register_forward_pre_hook(before))
+            self._handles.append(unit.module.register_forward_pre_hook(before, with_kwargs=True))
             self._handles.append(unit.module.register_forward_hook(after, prepend=True, always_call=True))
 
     def remove(self) -> None:
@@ -96,67 +108,87 @@ class Capture:
     # -- the user's forward pass -------------------------------------------------------------------------------------
 
     def _begin(self, _: None, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._replay is not None or not self.enabled or not torch.is_grad_enabled():
+        if Capture._replays or not self.enabled or not torch.is_grad_enabled():
             return
-        if self.recording is not None:
-            self.recording.replaced = True
-            self._strays[0] += self.recording.backwards
-        kind = next(model.parameters()).device.type
+        self._want_grads()  # an interrupt in the middle of a layer may have left some off
+        device = self.units[0].parameters[0].device
+        kind = device.type
         autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), kind)
-        self._running = Recording(args, kwargs, model.training, rng_state(model), autocast, strays=self._strays)
+        self._running = Recording(
+            args, kwargs, model.training, device, rng_state(device), autocast, arrived=self._arrived
+        )
 
-    def _end(self, _: None, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def _end(self, _: None, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if self._replay is not None:
-            self._replay.outputs = list(tensors(output))
-            return
+            self._replay.outputs = [o for o in tree_leaves(output) if is_floating(o)]
+            return None
         recording, self._running = self._running, None
         if recording is None or output is None:  # not recorded, or the forward pass raised
-            return
-        for tensor in tensors(output):
-            if tensor.requires_grad:
-                tensor.register_hook(partial(arrived_at_output, recording, len(recording.q)))
-                recording.outputs.append(tensor.detach())
-                recording.q.append(None)
-        if recording.stages or recording.outputs:
-            self.recording = recording
+            return None
+        self.seen_forward = True
+        return tree_map(partial(self._watch_output, recording), output)
 
-    def _before(self, unit: Unit, module: nn.Module, args: tuple[Any, ...]) -> Any:
-        if self._replay is not None:
-            return self._replay.before(unit, args)
+    @staticmethod
+    def _watch_output(recording: Recording, output: Any) -> Any:
+        if not is_floating(output) or not output.requires_grad:
+            return output
+        alias = output.view_as(output)  # only what the loss itself sends back, not what later layers do
+        alias.register_hook(partial(arrived_at_output, recording, len(recording.q)))
+        recording.outputs.append(output.detach())
+        recording.q.append(None)
+        return alias
+
+    def _skip_grads(self, unit: Unit) -> None:
+        """Our update forms its own weighted gradient: autograd's would be thrown away."""
+        if self.skip_weight_grads:
+            self._without_grad = [p for p in unit.parameters if p.requires_grad]
+            for p in self._without_grad:
+                p.requires_grad_(False)
+
+    def _want_grads(self) -> None:
+        for p in self._without_grad:
+            p.requires_grad_(True)
+        self._without_grad = []
+
+    def _before(self, unit: Unit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x = args[0] if args else kwargs["input"]
+        if Capture._replays:
+            x = self._replay.before(unit, x) if self._replay is not None else None
+            return None if x is None else ((x,), {})
         recording = self._running
-        if recording is None or not torch.is_grad_enabled() or not unit.parameters[0].requires_grad:
+        if not torch.is_grad_enabled() or Capture._owner[module]() is not self:
+            return None
+        if not unit.parameters[0].requires_grad:
+            return None
+        if recording is None:
+            if torch._C._current_graph_task_id() != -1:
+                self._skip_grads(unit)  # activation checkpointing runs the layer again and expects the same graph
             return None
         if unit.name in recording.names:
             raise ModelError(
                 f"Layer '{unit.name}' ran twice in one forward pass. DDPNOpt needs one time step a layer: give each "
-                "use a module of its own, or leave this layer to the open loop with exclude=['" + unit.name + "']."
+                f"use a module of its own, or leave this layer to the open loop with exclude=['{unit.name}']."
             )
         recording.names.add(unit.name)
-        x = args[0]
-        stage = Stage(unit, x.detach())
+        unit.refresh()
+        stage = Stage(unit, x.detach(), x._version)
         recording.stages.append(stage)
-        if self.skip_weight_grads:
-            # our update forms its own weighted gradient: autograd's would be thrown away
-            stage.skipped = [p for p in unit.parameters if p.requires_grad]
-            for p in stage.skipped:
-                p.requires_grad_(False)
+        self._skip_grads(unit)
+        stage.skipped = bool(self._without_grad)
         if not x.requires_grad:
             return None
         alias = x.view_as(x)  # so that the gradient through this layer can be told from that of other readers of x
         alias.register_hook(partial(arrived_at_input, stage))
-        return (alias, *args[1:])
+        return (alias,), {}
 
     def _after(self, unit: Unit, module: nn.Module, args: tuple[Any, ...], h: Tensor | None) -> Any:
-        if self._replay is not None:
-            return self._replay.after(unit, h)
+        if Capture._replays:
+            return None if self._replay is None else self._replay.after(unit, h)
+        self._want_grads()
         recording = self._running
-        if recording is None or not recording.stages or recording.stages[-1].unit is not unit:
+        if h is None or recording is None or not recording.stages or recording.stages[-1].unit is not unit:
             return None
         stage = recording.stages[-1]
-        for p in stage.skipped:
-            p.requires_grad_(True)
-        if h is None:  # the layer raised
-            return None
         if not h.requires_grad:  # a first layer on constant input, its weight gradient skipped
             h = _Source.apply(h, self._anchor)  # type: ignore[no-untyped-call]
         stage.h_shape = h.shape
@@ -169,65 +201,58 @@ class Capture:
 
     def take(self) -> Recording:
         """The recording of the pass whose gradients have just arrived; complains if there is not exactly one."""
-        recording = self.recording
-        if recording is None:
+        if not self._arrived:
             raise StepError(
-                "step() found no forward pass of the model. Call model(inputs) with gradients enabled, then "
+                "step() without a backward pass since the last step: run a forward pass, model(inputs), and call "
+                "loss.backward() first."
+                if self.seen_forward
+                else "step() found no forward pass of the model. Call model(inputs) with gradients enabled, then "
                 "loss.backward(), before step(); layers called outside model(...) are not seen."
             )
-        passes = recording.backwards + self._strays[0]
-        if recording.backwards == 0:
+        if len(self._arrived) > 1:
             raise StepError(
-                "step() without a backward pass: call loss.backward() on a loss of the last model(inputs) first."
+                f"step() after {len(self._arrived)} backward passes: DDPNOpt replays one forward pass a step. Put the "
+                "samples into one batch (or add the losses) and call backward() once, or step() after each; "
+                "zero_grad() drops what has arrived so far."
             )
-        if passes > 1:
-            raise StepError(
-                f"step() after {passes} backward passes: DDPNOpt replays one forward pass a step. Put the samples "
-                "into one batch (or add the losses) and call backward() once, or step() after each; zero_grad() "
-                "drops what has arrived so far."
-            )
+        recording = self._arrived[0]
         if not recording.training:
             raise StepError(
                 "The model was in eval mode in the forward pass: call model.train() before training steps. (Single "
                 "modules, such as frozen batch norms, may stay in eval mode.)"
             )
         recording.stages = [s for s in recording.stages if s.p_h is not None]
-        sizes = {s.name: (s.x.shape[0] if s.x.dim() > 1 else 0, s.h_shape[0]) for s in recording.stages}
-        if recording.stages:
-            first = recording.stages[0]
-            for stage in recording.stages:
-                if set(sizes[stage.name]) != {first.x.shape[0]} or first.x.dim() < 2:
-                    raise ModelError(
-                        f"Layer '{stage.name}' ran on an input of shape {tuple(stage.x.shape)}, but layer "
-                        f"'{first.name}' on {tuple(first.x.shape)}: the first dimension must be the same batch "
-                        "everywhere. Keep samples in dimension 0 (tokens or pixels in later ones)."
-                    )
+        recording.check()
         return recording
 
     def forget(self) -> None:
-        """Drop what has been recorded, unless its backward pass is still to come."""
-        self._strays[0] = 0
-        if self.recording is not None and self.recording.backwards:
-            self.recording = None
+        """Drop the gradients that have arrived so far."""
+        self._arrived.clear()
 
     @contextmanager
     def _replaying(self, recording: Recording, replay: Replay) -> Iterator[None]:
         enabled, dtype, kind = recording.autocast
         autocast: Any = torch.autocast(kind, dtype=dtype) if enabled else nullcontext()
-        buffers = [(b, b.clone()) for b in self.model.buffers()]
-        cpu, devices = recording.rng
+        buffers = [
+            (m, name, b, b.clone()) for m in self._with_buffers for name, b in m._buffers.items() if b is not None
+        ]
+        cpu, cuda = recording.rng
+        devices = [] if cuda is None else [recording.device]
         self._replay = replay
+        Capture._replays += 1
         try:
-            with torch.random.fork_rng(devices=list(devices)), autocast:
+            with torch.random.fork_rng(devices=devices), autocast:
                 torch.set_rng_state(cpu)
-                for device, state in devices.items():
-                    torch.cuda.set_rng_state(state, device)
+                if cuda is not None:
+                    torch.cuda.set_rng_state(cuda, recording.device)
                 yield
         finally:
             self._replay = None
+            Capture._replays -= 1
             with torch.no_grad():
-                for buffer, old in buffers:
+                for module, name, buffer, old in buffers:
                     buffer.copy_(old)
+                    module._buffers[name] = buffer  # a forward pass may have put another in its place
 
     def replay(
         self,
@@ -239,6 +264,7 @@ class Capture:
         replay = Replay(recording, control, observe)
         with torch.no_grad(), self._replaying(recording, replay):
             self.model(*recording.args, **recording.kwargs)
+        replay.check(recording)
         return replay.outputs
 
     def probe(self, recording: Recording) -> Probe:
@@ -246,6 +272,7 @@ class Capture:
         replay = Cut(recording)
         with torch.enable_grad(), self._replaying(recording, replay):
             self.model(*recording.args, **recording.kwargs)
+        replay.check(recording)
         outputs = [o for o in replay.outputs if o.requires_grad]
         return Probe(replay.inputs, replay.leaves, outputs)
 
@@ -256,6 +283,7 @@ class Capture:
         replay = Tape(recording)
         with torch.enable_grad(), self._replaying(recording, replay):
             self.model(*recording.args, **recording.kwargs)
+        replay.check(recording)
         output = [o for o in replay.outputs if o.requires_grad][index]
         inputs = [x for x in replay.inputs if x.requires_grad]
         p_h: list[list[Tensor]] = []

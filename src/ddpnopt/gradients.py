@@ -76,9 +76,8 @@ class Explicit:
 
     def __init__(self, layer: Layer, x: Tensor, p: Tensor) -> None:
         self.layer, self.x = layer, x
-        V = layer.rows(p)
-        self.weight = torch.einsum("bpgo,bpgj->bgoj", V, layer.patches(x))  # (B, g, O, J0)
-        self.bias = V.sum(1) if layer.bias else None  # (B, g, O)
+        self.weight = layer.sample_grads(x, p)  # (B, g, O, J0)
+        self.bias = layer.rows(p).sum(1) if layer.bias else None  # (B, g, O)
 
     def _pieces(self, metric: Metric) -> list[Tensor]:
         """Pieces of sqrt(M^-1) p_u, each (B, …), whose inner products add up."""
@@ -144,11 +143,12 @@ class ByPlaces:
         return self.layer.grad(self.x, scale_samples(w, self.p))
 
 
-def sample_gradients(layer: Layer, x: Tensor, p: Tensor) -> SampleGradients:
-    """The cheapest form of P_u for inputs x and output gradients p."""
+def sample_gradients(layer: Layer, x: Tensor, p: Tensor, *, coupled: bool = False) -> SampleGradients:
+    """The cheapest form of P_u for inputs x and output gradients p; `coupled` if all pairs of samples are asked for."""
     if x.dim() == 2:
         return RankOne(layer, x, p)
-    P = layer.rows(p).shape[1]
+    B, P = layer.rows(p).shape[:2]
     _, O, J = layer.joint_shape
-    # multiplications a sample: through the P x P places, or through the weights
-    return (ByPlaces if P * (J + O) < O * J else Explicit)(layer, x, p)
+    # multiplications for each sample: through the places, or through weights that are written out
+    others = B if coupled else 1
+    return (ByPlaces if others * P * P * (J + O) < O * J * (P + others) else Explicit)(layer, x, p)

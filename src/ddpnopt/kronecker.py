@@ -89,8 +89,8 @@ class EKFAC(_Kronecker):
     """EKFAC (George et al. 2018) with running second moments in the Kronecker eigenbasis.
 
     Every `refresh` steps the eigenbases of A and G of the current batch, and the products of their eigenvalues as the
-    second moments m2; each step m2 <- decay m2 + (1 - decay) B g^2 with g the mean gradient of the loss (without weight decay) in that basis; M = m2 +
-    damping.
+    second moments m2; each step m2 <- decay m2 + (1 - decay) B g^2 with g the mean gradient of the loss (without weight
+    decay) in that basis; M = m2 + damping.
     """
 
     damping: float = 0.03

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 import torch
@@ -65,6 +66,10 @@ class Layer(ABC):
     @abstractmethod
     def unrows(self, rows: Tensor) -> Tensor:
         """Back from the column form to (B, n_h), in the memory order of h."""
+
+    def sample_grads(self, x: Tensor, v: Tensor) -> Tensor:
+        """g_u' v_i of each sample, without the bias: (B, g, O, J0)."""
+        return torch.einsum("bpgo,bpgj->bgoj", self.rows(v), self.patches(x))
 
     @property
     def joint_shape(self) -> tuple[int, int, int]:
@@ -175,10 +180,32 @@ class Conv(Layer):
         grads = self._backward(v, self._padded(x), weight, [False, True, self.bias])
         return [grads[1], grads[2]] if self.bias else [grads[1]]
 
+    def _all_padded(self, x: Tensor) -> Tensor:
+        pads = [p for p in reversed(self.padding) for _ in range(2)]
+        return F.pad(self._padded(x), pads) if any(pads) else self._padded(x)
+
+    def sample_grads(self, x: Tensor, v: Tensor) -> Tensor:
+        if any(s > 1 for s in self.stride):
+            return super().sample_grads(x, v)
+        # With unit stride the patches need not be written out: lay v out on the grid of the padded input, and each
+        # place of the kernel is one batched matrix product with the input, read from an offset.
+        x, kernel = self._all_padded(x), self.weight_shape[2:]
+        grid = x.shape[2:]
+        extra = [g - n for g, n in zip(grid, v.shape[2:], strict=True)]
+        steps = [prod(grid[d + 1 :]) for d in range(len(grid))]  # of the flat padded input
+        length = 1 + sum((n - 1) * s for n, s in zip(v.shape[2:], steps, strict=True))
+        v = F.pad(v, [e for d in reversed(extra[1:]) for e in (0, d)]).flatten(2)[:, :, :length]
+        B, g = len(x), self.groups
+        x, v = x.reshape(B * g, -1, prod(grid)), v.reshape(B * g, -1, length)
+        out = x.new_empty(B * g, v.shape[1], x.shape[1], prod(kernel))
+        for k, place in enumerate(product(*map(range, kernel))):
+            start = sum(p * r * s for p, r, s in zip(place, self.dilation, steps, strict=True))
+            out[..., k] = torch.bmm(v, x[:, :, start : start + length].mT)
+        return out.view(B, g, v.shape[1], -1)
+
     def patches(self, x: Tensor) -> Tensor:
         kernel = self.weight_shape[2:]
-        pads = [p for p in reversed(self.padding) for _ in range(2)]
-        x = F.pad(self._padded(x), pads)
+        x = self._all_padded(x)
         for d, (k, s, r) in enumerate(zip(kernel, self.stride, self.dilation, strict=True)):
             x = x.unfold(d + 2, r * (k - 1) + 1, s)[..., ::r]
         # (B, C, out…, kernel…) -> (B, P, g, C/g * kernel)

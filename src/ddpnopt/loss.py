@@ -61,17 +61,20 @@ def _cross_entropy(z: Tensor, q: Tensor, dim: int, mean: bool) -> Loss | None:
     if not bool((q.sum(dim).abs() <= tolerance * size * z.shape[dim]).all()):
         return None
     s = torch.softmax(z, dim)
-    weight = z.shape[dim] / z.numel() if mean else 1.0
-    t = s - q / weight
-    if bool((t > -tolerance).all()):  # the same weight at each place, targets hard or soft
-        return Loss("cross_entropy", _sharpen(t, dim), z.new_tensor(weight), dim)
-    # places of different weight (class weights, ignored labels): hard targets, weight from the label's own entry
+    uniform = z.shape[dim] / z.numel() if mean else 1.0
+    t = s - q / uniform
+    soft = Loss("cross_entropy", _sharpen(t, dim), z.new_tensor(uniform), dim)
+    possible = bool((t > -tolerance).all())
+    # hard targets, the same weight at each place; with two classes other weights and soft targets look the same
+    if possible and (z.shape[dim] == 2 or bool((t.amax(dim) > 0.999).all())):
+        return soft
+    # places of different weight (class weights, ignored labels, a scaled loss): weight from the label's own entry
     label = q.argmin(dim, keepdim=True)
     w = -q.gather(dim, label) / (1 - s.gather(dim, label)).clamp_min(torch.finfo(s.dtype).eps)
-    t = torch.zeros_like(s).scatter_(dim, label, 1.0)
-    if bool(((q - w * (s - t)).abs() <= tolerance * size).all()):
-        return Loss("cross_entropy", t, w.squeeze(dim), dim)
-    return None
+    hard = torch.zeros_like(s).scatter_(dim, label, 1.0)
+    if bool(((q - w * (s - hard)).abs() <= tolerance * size).all()):
+        return Loss("cross_entropy", hard, w.squeeze(dim), dim)
+    return soft if possible else None
 
 
 def _sharpen(t: Tensor, dim: int) -> Tensor:

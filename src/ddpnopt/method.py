@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ddpnopt import terminal as forms
 from ddpnopt.capture import Capture
@@ -94,15 +94,15 @@ class Method:
 
     def _full(self, capture: Capture, recording: Recording) -> Full:
         probe = capture.probe(recording)
-        t = probe.off_chain()
+        t = probe.off_chain(recording)
         if t is not None:
             at = f"layer '{recording.stages[t].name}'" if t < len(recording.stages) else "the output"
             raise ModelError(
                 f"value='full' needs a chain of layers, but {at} reads more (or less) than the layer before it: use "
                 "value='batch' or 'outer' for networks with branches or skip connections."
             )
-        for name, module in capture.model.named_modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+        for name, module in capture.batch_norms:
+            if module.training:
                 raise ModelError(
                     f"value='full' takes the samples one by one, but '{name}' couples them: use value='batch', or "
                     "put the batch norm into eval mode."
@@ -119,10 +119,13 @@ class Method:
 
 
 def outputs_with_gradient(recording: Recording) -> list[tuple[int, Tensor, Tensor]]:
-    """The outputs that the loss was computed from: (index, z, q)."""
-    B = recording.stages[0].x.shape[0]
-    pairs = zip(recording.outputs, recording.q, strict=True)
-    return [(k, z, q) for k, (z, q) in enumerate(pairs) if q is not None and z.dim() > 0 and z.shape[0] == B]
+    """The outputs that the loss was computed from: (index, z, q), in the precision of the weights."""
+    B, dtype = recording.stages[0].x.shape[0], recording.stages[0].unit.parameters[0].dtype
+    return [
+        (k, z.to(dtype), q.to(dtype))
+        for k, (z, q) in enumerate(zip(recording.outputs, recording.q, strict=True))
+        if q is not None and z.dim() > 0 and z.shape[0] == B
+    ]
 
 
 def single_output(recording: Recording) -> tuple[int, Tensor, Tensor]:

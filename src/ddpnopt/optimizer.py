@@ -19,10 +19,11 @@ from ddpnopt.layers import Layer, Parts
 from ddpnopt.method import Method, losses
 from ddpnopt.recording import Recording
 from ddpnopt.recording import Stage as Captured
-from ddpnopt.sweep import LayerReport, Log, Stage, descend, sweep
+from ddpnopt.sweep import LayerReport, Log, Stage, descend, norm, sweep
 from ddpnopt.units import find_units
 from ddpnopt.value import Displacement, Problem, ValueFunction
 
+STACK_LEVEL = 6  # from the warning up to the user's step(): two decorators of torch stand in between
 CURVATURES: dict[str, Callable[[], Curvature]] = {
     "identity": Identity,
     "rmsprop": RMSprop,
@@ -74,7 +75,8 @@ class DDPNOpt(torch.optim.Optimizer):
         closed_loop: False applies the open-loop part k alone and needs no second forward pass.
         order: 2 expands the dynamics to second order (with value="full").
         vxx_reg: eps added to V_xx at each layer (with value="full").
-        guard: keep the stage's own Gauss-Newton term in Q_uu for the recursion, so that V_xx stays positive.
+        guard: keep the stage's own Gauss-Newton term in Q_uu for all that concerns feedback (the recursion and K), so
+            that V_xx stays positive and no sample overcorrects.
         momentum: as in `torch.optim.SGD`, on the step M^-1 (Q_u + Q_ux dx).
         weight_decay: the stage cost lambda |u|^2 / 2, inside Q_u.
         reduction: whether the loss is a "mean" or a "sum" over the batch.
@@ -118,8 +120,6 @@ class DDPNOpt(torch.optim.Optimizer):
             curvature = CURVATURES[curvature]()
         elif not isinstance(curvature, Curvature):
             raise OptionError(f"curvature={curvature!r} is neither a name nor has it the interface of a Curvature.")
-        if isinstance(curvature, Adam) and momentum:
-            raise OptionError("momentum is not for curvature='adam', which has its own: set Adam(betas=…).")
         if lr is None:
             raise OptionError(f"lr: value='{value}' needs a learning rate.")
 
@@ -147,9 +147,17 @@ class DDPNOpt(torch.optim.Optimizer):
     def _check_group(self, group: dict[str, Any]) -> None:
         for option in ("lr", "momentum", "weight_decay"):
             require(float(group[option]) >= 0, option, group[option], "zero or positive")
+        self._check_momentum(group)
         for p in group["params"]:
             if p not in self._names:
                 raise OptionError(f"params: a parameter of shape {tuple(p.shape)} does not belong to the model.")
+
+    def _check_momentum(self, group: dict[str, Any]) -> None:
+        if isinstance(self.curvature, Adam) and group["momentum"]:
+            raise OptionError(
+                f"momentum={group['momentum']} is not for curvature='adam', which has its own: set Adam(betas=…), and "
+                "cycle_momentum=False in OneCycleLR."
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -196,6 +204,8 @@ class DDPNOpt(torch.optim.Optimizer):
         rest = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p not in mine]
         if not mine and not rest:
             raise StepError("step() without a backward pass: call loss.backward() first.")
+        if self.feedback:
+            self._tell(rest)
         incoming = [stage.p_h for stage in captured if stage.p_h is not None]
         self._require_finite(incoming + [p.grad for p in rest if p.grad is not None], "the gradient of the loss")
 
@@ -203,10 +213,10 @@ class DDPNOpt(torch.optim.Optimizer):
         states = {p: dict(self.state[p]) for p in old}
         try:
             outputs = None
-            self._open_loop(rest)
             if recording is not None and self.feedback:
-                outputs = self._sweep(recording, old)
+                outputs = self._sweep(recording, old, rest)
             else:
+                self._open_loop(rest)
                 for stage in captured:
                     self._without_feedback(stage)
             self._require_finite([p.detach() for p in old] + (outputs or []), "a weight or output after the step")
@@ -227,7 +237,9 @@ class DDPNOpt(torch.optim.Optimizer):
 
     # -- the parts of a step -----------------------------------------------------------------------------------------
 
-    def _sweep(self, recording: Recording, old: dict[nn.Parameter, Tensor]) -> list[Tensor] | None:
+    def _sweep(
+        self, recording: Recording, old: dict[nn.Parameter, Tensor], rest: list[nn.Parameter]
+    ) -> list[Tensor] | None:
         """Algorithm 3 on the captured layers; the new outputs."""
         displacement = Displacement(self._is_chain(recording))
         (p_h, p_x), value = self.method.start(self._capture, recording, displacement)
@@ -237,6 +249,9 @@ class DDPNOpt(torch.optim.Optimizer):
         ]
 
         def replay(control: Any, observe: Any) -> list[Tensor]:
+            self._open_loop(
+                rest
+            )  # not before the backward pass, which looks at the old network; the layers react to it
             return self._capture.replay(recording, control, observe)
 
         B = recording.stages[0].x.shape[0]
@@ -245,6 +260,8 @@ class DDPNOpt(torch.optim.Optimizer):
             stages, value, self.curvature, float(B) if self.method.mean else 1.0,
             replay if self.closed_loop else None, displacement, log,
         )  # fmt: skip
+        if outputs is None:
+            self._open_loop(rest)
         if log is not None:
             self._write_report(recording, value, log, outputs)
         return outputs
@@ -253,7 +270,7 @@ class DDPNOpt(torch.optim.Optimizer):
         """Whether each layer reads just the layer before it; found out once for each sequence of layers."""
         key = recording.signature
         if key not in self._chains:
-            self._chains[key] = self._capture.probe(recording).off_chain() is None
+            self._chains[key] = self._capture.probe(recording).off_chain(recording) is None
             self._capture.keep_outputs = not all(self._chains.values())
         return self._chains[key]
 
@@ -261,16 +278,40 @@ class DDPNOpt(torch.optim.Optimizer):
         self, captured: Captured, old: dict[nn.Parameter, Tensor], p_h: list[Tensor], p_x: list[Tensor | None]
     ) -> Stage:
         parameters = captured.unit.parameters
+        dtype = parameters[0].dtype  # autocast may have made the rest smaller
         group, l_u = self._settings(captured.name, parameters, [old[p] for p in parameters])
+        penalty = self._penalty(captured, dtype)
+        if penalty is not None:
+            l_u = penalty if l_u is None else [a + b for a, b in zip(l_u, penalty, strict=True)]
         problem = Problem(
-            captured.name, captured.layer, captured.x, [old[p] for p in parameters], float(group["lr"]),
-            p_h, p_x, l_u, captured.p_h_dot_h,
+            captured.name, captured.layer, captured.x.to(dtype), [old[p] for p in parameters], float(group["lr"]),
+            [p.to(dtype) for p in p_h], [None if p is None else p.to(dtype) for p in p_x], l_u, captured.p_h_dot_h,
         )  # fmt: skip
-        return Stage(problem, self.state[parameters[0]], list(parameters), group["momentum"])
+        state = self.state[parameters[0]]
+        if state.setdefault("parts", len(parameters)) != len(parameters):
+            state.clear()  # the bias has been frozen or set free: begin anew
+        return Stage(problem, state, list(parameters), group["momentum"])
+
+    @staticmethod
+    def _penalty(captured: Captured, dtype: torch.dtype) -> Parts | None:
+        """What the loss has on the weights beside the layer's output (a norm of them, another use): part of l_u."""
+        parameters = captured.unit.parameters
+        if all(p.grad is None for p in parameters):
+            return None
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        if captured.skipped:  # the layer's own part has not been computed, so this is something else
+            return grads
+        assert captured.p_h is not None
+        own = captured.layer.grad(captured.x.to(dtype), captured.p_h.to(dtype))
+        other = [g - o for g, o in zip(grads, own, strict=True)]
+        rounding = 1e3 * torch.finfo(dtype).eps
+        return other if norm(other) > rounding * norm(own) else None
 
     def _settings(self, name: str, parameters: list[nn.Parameter], u: Parts) -> tuple[dict[str, Any], Parts | None]:
         """The group of a layer, and l_u of its parameters."""
         groups = [self._group(p) for p in parameters]
+        for group in groups:
+            self._check_momentum(group)
         for option in ("lr", "momentum"):
             if groups[0][option] != groups[-1][option]:
                 raise OptionError(
@@ -288,19 +329,21 @@ class DDPNOpt(torch.optim.Optimizer):
                 return group
         raise KeyError(self._names[parameter])
 
+    def _tell(self, rest: list[nn.Parameter]) -> None:
+        """Say once which parameters get no feedback."""
+        self.report.open_loop = [self._names[p] for p in rest]
+        untold = [name for name in self.report.open_loop if name not in self._told]
+        if untold:
+            self._told.update(untold)
+            warnings.warn(
+                f"Updated by the base optimizer, without feedback: {', '.join(untold)}. Feedback is for nn.Linear and "
+                "nn.Conv layers that run once in model(...) and share no weight.",
+                OpenLoopWarning,
+                stacklevel=STACK_LEVEL,
+            )
+
     def _open_loop(self, rest: list[nn.Parameter]) -> None:
         """Parameters that belong to no captured layer: the base optimizer."""
-        if self.feedback:
-            self.report.open_loop = [self._names[p] for p in rest]
-            untold = [name for name in self.report.open_loop if name not in self._told]
-            if untold:
-                self._told.update(untold)
-                warnings.warn(
-                    f"Updated by the base optimizer, without feedback: {', '.join(untold)}. Feedback is for nn.Linear "
-                    "and nn.Conv layers that run once in model(...) and share no weight.",
-                    OpenLoopWarning,
-                    stacklevel=5,
-                )
         for p in rest:
             self._descend(self._names[p], [p], self.curvature.open_loop, None, {})
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from ddpnopt.layers import Layer
+from ddpnopt.errors import ModelError
+from ddpnopt.layers import Conv, Layer
 from ddpnopt.units import Unit
 
 
@@ -19,7 +20,8 @@ class Stage:
 
     unit: Unit
     x: Tensor  # input, (B, …)
-    skipped: list[nn.Parameter] = field(default_factory=list)  # whose autograd gradient is not wanted
+    x_version: int  # of x when the layer ran
+    skipped: bool = False  # whether autograd leaves out the gradients of the layer's parameters
     h_shape: tuple[int, ...] = ()
     p_h: Tensor | None = None  # gradient of the batch loss at the output
     p_x: Tensor | None = None  # gradient at the input through this layer alone; None where x is constant
@@ -44,20 +46,51 @@ class Recording:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     training: bool
-    rng: tuple[Tensor, dict[int, Tensor]]
+    device: torch.device
+    rng: tuple[Tensor, Tensor | None]
     autocast: tuple[bool, torch.dtype, str]
     stages: list[Stage] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     outputs: list[Tensor] = field(default_factory=list)
     q: list[Tensor | None] = field(default_factory=list)  # gradients at the outputs
     backwards: int = 0  # how many backward passes have come through
-    replaced: bool = False  # by a later forward pass
-    strays: list[int] = field(default_factory=lambda: [0])  # shared: backward passes that no step has used
+    arrived: list[Recording] = field(default_factory=list)  # shared: all recordings that a gradient has come to
+
+    def __post_init__(self) -> None:
+        self._inputs = [(t, t._version) for t in tree_leaves((self.args, self.kwargs)) if isinstance(t, Tensor)]
+
+    def check(self) -> None:
+        """Complain about what a step cannot be taken from."""
+        for stage in self.stages:
+            if stage.x._version != stage.x_version:
+                raise ModelError(
+                    f"The input of layer '{stage.name}' was changed in place after the layer had read it: DDPNOpt "
+                    "needs it for the update. Work out of place there."
+                )
+            dims = stage.x.dim()
+            if dims != len(stage.layer.weight_shape) if isinstance(stage.layer, Conv) else dims < 2:
+                raise ModelError(
+                    f"Layer '{stage.name}' ran on an input of shape {tuple(stage.x.shape)}, without a batch dimension: "
+                    "keep samples in dimension 0, also a single one."
+                )
+            first = self.stages[0]
+            if {stage.x.shape[0], stage.h_shape[0]} != {first.x.shape[0]}:
+                raise ModelError(
+                    f"Layer '{stage.name}' ran on an input of shape {tuple(stage.x.shape)}, but layer '{first.name}' "
+                    f"on {tuple(first.x.shape)}: the first dimension must be the same batch everywhere. Keep samples "
+                    "in dimension 0 (tokens or pixels in later ones)."
+                )
+        if any(t._version != version for t, version in self._inputs):
+            raise ModelError(
+                "An input of the model was changed in place between forward pass and step(): DDPNOpt runs the forward "
+                "pass again. Pass a copy, or change it after step()."
+            )
 
     @property
     def signature(self) -> tuple[Any, ...]:
         """What must be equal for two recordings to have the same graph, as far as hooks can tell."""
-        return tuple((s.name, s.x.dim(), s.p_x is None) for s in self.stages)
+        stages = tuple((s.name, s.x.dim(), s.p_x is None) for s in self.stages)
+        return stages, tuple(q is not None for q in self.q)
 
 
 @dataclass(eq=False)
@@ -85,11 +118,13 @@ class Probe:
             todo.extend(n for n, _ in node.next_functions)
         return found
 
-    def off_chain(self) -> int | None:
-        """The first stage (T for the output) that does not depend on just the stage before it; None in a chain."""
-        for t, x in enumerate([*self.inputs, *self.outputs]):
-            if self.sources(x) != ({min(t, len(self.inputs)) - 1} if t else set()):
-                return min(t, len(self.inputs))
+    def off_chain(self, recording: Recording) -> int | None:
+        """The first stage (T for an output) that does not depend on just the stage before it; None in a chain."""
+        T = len(self.inputs)
+        used = [o for o, q in zip(self.outputs, recording.q, strict=True) if q is not None]
+        for t, x in enumerate([*self.inputs, *used]):
+            if self.sources(x) != ({min(t, T) - 1} if t else set()):
+                return min(t, T)
         return None
 
 
@@ -105,28 +140,19 @@ def arrived_at_stage(recording: Recording, stage: Stage, grad: Tensor) -> None:
     stage.arrivals += 1
     if stage.arrivals > recording.backwards:
         recording.backwards = stage.arrivals
-        recording.strays[0] += recording.replaced
+        recording.arrived.append(recording)
     p_h = grad.detach()
     if stage._h is not None:
-        if stage._h._version == stage._version:
+        if stage._h._version == stage._version and p_h.dim() > 1:
             stage.p_h_dot_h = torch.linalg.vecdot(p_h.flatten(1), stage._h.flatten(1))
         stage._h = None
     stage.p_h = p_h
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
-    """All floating tensors in a nest of tuples, lists, dicts and dataclass-like outputs."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors(item)
+def is_floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def rng_state(model: nn.Module) -> tuple[Tensor, dict[int, Tensor]]:
-    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-    return torch.get_rng_state(), {d: torch.cuda.get_rng_state(d) for d in devices if d is not None}
+def rng_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Of the CPU and of the device that the model is on."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
+from ddpnopt.errors import ModelError
 from ddpnopt.recording import Recording
 from ddpnopt.units import Unit
 
@@ -24,17 +24,32 @@ class Replay:
         self.control, self.observe = control, observe
         self.outputs: list[Tensor] = []
 
-    def before(self, unit: Unit, args: tuple[Any, ...]) -> Any:
+        self.visited: set[int] = set()
+
+    def before(self, unit: Unit, x: Tensor) -> Tensor | None:
+        """Called with the input of a layer; returns another one to take its place."""
         t = self.index.get(id(unit))
         if t is not None and self.control is not None:
-            self.control(t, args[0])
+            self.control(t, x)
         return None
 
-    def after(self, unit: Unit, h: Tensor | None) -> Any:
+    def after(self, unit: Unit, h: Tensor | None) -> Tensor | None:
+        """Called with the output of a layer; returns another one to take its place."""
         t = self.index.get(id(unit))
-        if t is not None and h is not None and self.observe is not None:
-            self.observe(t, h)
+        if t is not None and h is not None:
+            self.visited.add(t)
+            if self.observe is not None:
+                self.observe(t, h)
         return None
+
+    def check(self, recording: Recording) -> None:
+        """Complain if a layer has not run this time."""
+        for t, stage in enumerate(recording.stages):
+            if t not in self.visited:
+                raise ModelError(
+                    f"Layer '{stage.name}' did not run when the forward pass was replayed: the model takes another "
+                    "way each time. Draw random choices from torch's generator, which is replayed."
+                )
 
 
 class Cut(Replay):
@@ -45,12 +60,13 @@ class Cut(Replay):
         self.inputs: list[Tensor] = []
         self.leaves: list[Tensor] = []
 
-    def before(self, unit: Unit, args: tuple[Any, ...]) -> Any:
+    def before(self, unit: Unit, x: Tensor) -> Tensor | None:
         if id(unit) in self.index:
-            self.inputs.append(args[0])
+            self.inputs.append(x)
         return None
 
-    def after(self, unit: Unit, h: Tensor | None) -> Any:
+    def after(self, unit: Unit, h: Tensor | None) -> Tensor | None:
+        super().after(unit, h)
         if h is None or id(unit) not in self.index:
             return None
         self.leaves.append(h.detach().requires_grad_())
@@ -65,13 +81,14 @@ class Tape(Replay):
         self.inputs: list[Tensor] = []
         self.hs: list[Tensor] = []
 
-    def before(self, unit: Unit, args: tuple[Any, ...]) -> Any:
+    def before(self, unit: Unit, x: Tensor) -> Tensor | None:
         if id(unit) not in self.index:
             return None
-        self.inputs.append(args[0].view_as(args[0]))
-        return (self.inputs[-1], *args[1:])
+        self.inputs.append(x.view_as(x))
+        return self.inputs[-1]
 
-    def after(self, unit: Unit, h: Tensor | None) -> Any:
+    def after(self, unit: Unit, h: Tensor | None) -> Tensor | None:
+        super().after(unit, h)
         if h is None or id(unit) not in self.index:
             return None
         self.hs.append(h)

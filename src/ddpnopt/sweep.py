@@ -120,20 +120,21 @@ def descend(
         old = state.get("momentum_buffer")
         if old is not None:
             step = [s + momentum * o for s, o in zip(step, old, strict=True)]
-        state["momentum_buffer"] = step
+        state["momentum_buffer"] = step if old is not None else [s.clone() for s in step]  # not the user's .grad
     for weight, s in zip(weights, step, strict=True):
         weight.add_(s, alpha=-eta)
     return step
 
 
 def _predicted(stages: list[Stage], value: ValueFunction, policies: list[tuple[Policy, Metric]]) -> float:
+    """The change of the batch loss: by the joint quadratic model, or Q_u' k, to first order, where Q_uu is M / eta."""
     known = value.predicted()
     if known is not None:
         return known
     total = 0.0
-    for stage, (policy, metric) in zip(stages, policies, strict=True):  # Q_u' k + k' Q_uu k / 2
+    for stage, (policy, metric) in zip(stages, policies, strict=True):
         Q_u = policy(None)
-        total -= 0.5 * stage.problem.eta * float(inner(Q_u, metric.solve(stage.problem.layer, Q_u)))
+        total -= stage.problem.eta * float(inner(Q_u, metric.solve(stage.problem.layer, Q_u)))
     return total
 
 

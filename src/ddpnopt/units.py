@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ddpnopt.errors import ModelError, OptionError
-from ddpnopt.layers import Conv, Layer, Linear, Parts
+from ddpnopt.layers import Conv, Layer, Linear
 
 _CONVOLUTIONS: dict[Any, int] = {nn.Conv1d.forward: 1, nn.Conv2d.forward: 2, nn.Conv3d.forward: 3}
 
@@ -57,9 +57,13 @@ class Unit:
         found = [p["weight"], p["bias"]] if self.layer.bias else [p["weight"]]
         return [q for q in found if q is not None]
 
-    @property
-    def u(self) -> Parts:
-        return [p.detach() for p in self.parameters]
+    def refresh(self) -> None:
+        """Take notice of a bias that has been frozen or set free."""
+        bias = self.module._parameters.get("bias")
+        if self.layer.bias != (bias is not None and bias.requires_grad):
+            layer = describe(self.module)
+            assert layer is not None
+            self.layer = layer
 
 
 def find_units(model: nn.Module, mine: set[nn.Parameter], exclude: frozenset[str]) -> list[Unit]:
@@ -71,7 +75,8 @@ def find_units(model: nn.Module, mine: set[nn.Parameter], exclude: frozenset[str
     uses = Counter(p for m in modules.values() for p in m._parameters.values() if p is not None)
     units = []
     for name, module in modules.items():
-        layer = None if name in exclude else describe(module)
+        excluded = any(name == e or name.startswith(f"{e}.") for e in exclude)
+        layer = None if excluded else describe(module)
         if layer is not None:
             unit = Unit(name or type(module).__name__, module, layer)
             if all(p in mine and uses[p] == 1 for p in unit.parameters):

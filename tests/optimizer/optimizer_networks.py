@@ -130,8 +130,8 @@ def outer_step(model: nn.Module, loss: Loss, lr: float, *, chain: bool) -> None:
     v, L = torch.ones(B), torch.ones(B)
     values = []
     for own in reversed(per_sample):
-        values.append((v, L))
         s = lr * L * torch.stack([sum(g.square().sum() for g in gradients) for gradients in own])
+        values.append((v, L / (1 + s)))  # the guard is in the feedback gain, too
         v, L = v / (1 + s), L / (1 + s)
     values.reverse()
 

@@ -626,7 +626,8 @@ def test_training_under_autocast_lowers_the_loss(value: str, curvature: str) -> 
     model = fcn().float()
     x, y = vectors(32)
     x = x.float()
-    opt = DDPNOpt(model, lr=0.02 if curvature == "adam" else 0.5, value=value, curvature=curvature)
+    lr = {"identity": 0.5, "adam": 0.02, "kfac": 0.05}[curvature]
+    opt = DDPNOpt(model, lr=lr, value=value, curvature=curvature)
     losses = []
     for _ in range(15):
         opt.zero_grad()

@@ -32,8 +32,8 @@ class Problem:
         """P_u of all columns: column r of sample i is row r B + i."""
         R = len(self.p_h)
         if R == 1:
-            return sample_gradients(self.layer, self.x, self.p_h[0])
-        return sample_gradients(self.layer, torch.cat([self.x] * R), torch.cat(self.p_h))
+            return sample_gradients(self.layer, self.x, self.p_h[0], coupled=True)
+        return sample_gradients(self.layer, torch.cat([self.x] * R), torch.cat(self.p_h), coupled=True)
 
 
 Policy = Callable[[Tensor | None], Parts]

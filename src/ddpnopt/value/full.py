@@ -7,8 +7,9 @@ ever formed:
     V_xx = W' (V_hh - V_hh N V_hh) W + eps I
     d(dx) = l_u + sum_i g_u' (V_h + V_hh W dx)
 
-The guard keeps the stage's own Gauss-Newton term in Q_uu for the recursion, which turns V_hh - V_hh N V_hh into
-(I + V_hh N)^-1 V_hh. Second order (eq. 28) adds V_x . sigma_hh to V_hh and V_h . g_ux to Q_ux.
+The guard keeps the stage's own Gauss-Newton term in Q_uu for all that concerns feedback: in the recursion the bracket
+V_hh - V_hh N V_hh becomes C = (I + V_hh N)^-1 V_hh, and in K V_hh becomes C, too. k is left as it is, so that without
+feedback the base optimizer remains. Second order (eq. 28) adds V_x . sigma_hh to V_hh and V_h . g_ux to Q_ux.
 """
 
 from __future__ import annotations
@@ -50,16 +51,19 @@ class Full:
     def backward(self, stage: Problem, metric: Metric) -> Policy:
         V_h, V_hh = self._h()
         self._at_h = None
-        if self.segments:  # there is a stage before this one
-            self._recurse(stage, metric, V_h, V_hh)
         shape = stage.p_h[0].shape
         layer, x, W = stage.layer, stage.x, stage.u[:1]
+        gain, mixed = V_hh, None  # K dx adds g_u' (gain W dx - mixed dx) (and V_h . g_ux dx for order 2) to d
+        if self.segments:  # there is a stage before this one
+            gain, mixed = self._recurse(stage, metric, V_h, V_hh)
 
         def policy(x_hat: Tensor | None) -> Parts:
             if x_hat is None:
                 return add(layer.grad(x, V_h.view(shape)), stage.l_u)
-            dx = x_hat - x
-            V = V_h + (V_hh @ layer.apply(dx, W).flatten(1)[:, :, None])[:, :, 0]
+            dx = x_hat.to(x.dtype) - x
+            V = V_h + (gain @ layer.apply(dx, W).flatten(1)[:, :, None])[:, :, 0]
+            if mixed is not None:
+                V = V - (mixed @ dx.flatten(1)[:, :, None])[:, :, 0]
             d = layer.grad(x, V.view(shape))
             if self.order == 2:
                 d[0] = d[0] + layer.grad(dx, V_h.view(shape))[0]
@@ -67,7 +71,8 @@ class Full:
 
         return policy
 
-    def _recurse(self, stage: Problem, metric: Metric, V_h: Tensor, V_hh: Tensor) -> None:
+    def _recurse(self, stage: Problem, metric: Metric, V_h: Tensor, V_hh: Tensor) -> tuple[Tensor, Tensor | None]:
+        """V_x and V_xx of the stage before; what the feedback is made of."""
         layer, x = stage.layer, stage.x
         N = stage.eta * output_metric(layer, x, metric)
         y = _apply(N, V_h[:, :, None])  # g_u (M/eta)^-1 Q_u, (B, n_h, 1)
@@ -81,22 +86,25 @@ class Full:
             V = V_hh if self.order == 1 else _positive(V_hh)
             C = _guarded(V, N)
             self._over.append((_trace(V, N) > 1).float().mean())
+        mixed = None
         if self.order == 1:
-            lost = (V_hh if C is None else C) @ y
+            gain = V_hh if C is None else C
             kept = V_hh - V_hh @ _apply(N, V_hh) if C is None else C
-            self.V_x = self._times_W(stage, (V_h[:, :, None] - lost).mT)[:, 0]
+            self.V_x = self._times_W(stage, (V_h[:, :, None] - gain @ y).mT)[:, 0]
             self.V_xx = self._times_W(stage, self._times_W(stage, kept).mT)
         else:
-            self._recurse_second_order(stage, metric, V_h, V_hh, N, y, C, solved)
+            gain = V_hh if C is None else V_hh - C @ _apply(N, V_hh)
+            mixed = self._recurse_second_order(stage, metric, V_h, V_hh, N, y, C, solved)
         self.V_xx = 0.5 * (self.V_xx + self.V_xx.mT)
         if self.vxx_reg:
             self.V_xx.diagonal(dim1=1, dim2=2).add_(self.vxx_reg)
+        return gain, mixed
 
     def _recurse_second_order(
         self, stage: Problem, metric: Metric, V_h: Tensor, V_hh: Tensor, N: Tensor, y: Tensor,
         C: Tensor | None, solved: Parts | None,
-    ) -> None:  # fmt: skip
-        """Eq. 5 with Q_ux = g_u' V_hh W + E, E = V_h . g_ux, and S = (M/eta)^-1."""
+    ) -> Tensor | None:  # fmt: skip
+        """Eq. 5 with Q_ux = g_u' V_hh W + E, E = V_h . g_ux, and S = (M/eta)^-1; what the guard takes off E in K."""
         V = V_h.view_as(stage.p_h[0])
         NE, EE = (stage.eta * term for term in mixed_terms(stage.layer, stage.x, V, metric))
         VW = self._times_W(stage, V_hh)
@@ -111,6 +119,7 @@ class Full:
             QQ = QQ - NQ.mT @ (C @ NQ)
         self.V_x = self._times_W(stage, V_h[:, None])[:, 0] - Qq[:, :, 0]
         self.V_xx = self._times_W(stage, VW.mT) - QQ
+        return None if C is None else C @ NE
 
     @staticmethod
     def _times_W(stage: Problem, V: Tensor) -> Tensor:

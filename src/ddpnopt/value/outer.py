@@ -10,7 +10,9 @@ has done it all. With s = eta L zeta_u' M^-1 zeta_u and m = zeta_u' M^-1 l_u the
 
     L <- (1 - s) L            v, a:  V_x loses  L eta (zeta_u' M^-1 V_u + m / B) zeta
 
-(eq. 5); with the guard the stage's own Gauss-Newton term stays in Q_uu and 1 - s becomes 1 / (1 + s).
+(eq. 5). With the guard the stage's own Gauss-Newton term stays in Q_uu for all that concerns feedback: in the recursion
+1 - s becomes 1 / (1 + s), and so K is divided by 1 + s, too. k is left as it is, so that without feedback the base
+optimizer remains.
 """
 
 from __future__ import annotations
@@ -61,14 +63,15 @@ class Outer:
         else:
             self.a = a * keep - lost
         self.L = L * keep
+        gain = self.L if self.guard else L  # of the feedback
 
         def policy(x_hat: Tensor | None) -> Parts:
             c = self.displacement.at(stage, x_hat)
             if a is None:
-                w = v if c is None else v + L * c.to(L.dtype)
+                w = v if c is None else v + gain * c.to(L.dtype)
                 return add(zeta.combine(w), stage.l_u)
             V = scale_samples(v, stage.p_h[0])
-            extra = a if c is None else a + L * c[len(L) :].to(L.dtype)
+            extra = a if c is None else a + gain * c[len(L) :].to(L.dtype)
             return add(stage.layer.grad(stage.x, V + scale_samples(extra, stage.p_h[1])), stage.l_u)
 
         return policy
