@@ -101,6 +101,7 @@ class DDPNOpt(torch.optim.Optimizer):
         closed_loop: bool = True,
         order: int = 1,
         vxx_reg: float = 0.0,
+        relax: float = 1.0,
         guard: bool = True,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
@@ -114,7 +115,7 @@ class DDPNOpt(torch.optim.Optimizer):
             raise OptionError(f"model must be an nn.Module, not {type(model).__name__}: DDPNOpt(model, lr=…).")
         require(reduction in ("mean", "sum"), "reduction", reduction, "'mean' or 'sum'")
         require(on_nonfinite in ("raise", "skip"), "on_nonfinite", on_nonfinite, "'raise' or 'skip'")
-        method = Method(value, terminal, order, vxx_reg, guard, mean=reduction == "mean")
+        method = Method(value, terminal, order, vxx_reg, guard, mean=reduction == "mean", relax=relax)
         if isinstance(curvature, str):
             require(curvature in CURVATURES, "curvature", curvature, f"one of {', '.join(CURVATURES)}")
             curvature = CURVATURES[curvature]()
@@ -228,8 +229,9 @@ class DDPNOpt(torch.optim.Optimizer):
 
     @staticmethod
     def _require_finite(tensors: list[Tensor], what: str) -> None:
-        largest = torch.stack([n.float() for n in torch._foreach_norm(tensors, float("inf"))])
-        if not bool(largest.isfinite().all()):
+        # a sum is finite exactly if all terms are (but for one beyond 1e38), and reads each tensor once
+        total = torch.stack([t.sum(dtype=torch.float32) if t.dtype.itemsize < 4 else t.sum().float() for t in tensors])
+        if not bool(total.sum().isfinite()):
             raise NonFiniteError(
                 f"{what} is not finite. Weights and optimizer state are as they were before this step. Look at the "
                 "batch and the learning rate; on_nonfinite='skip' leaves such batches out and counts them."

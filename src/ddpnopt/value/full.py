@@ -143,10 +143,21 @@ def _apply(N: Tensor, V: Tensor) -> Tensor:
 
 
 def _guarded(V: Tensor, N: Tensor) -> Tensor:
-    """(I + V N)^-1 V, symmetric."""
-    VN = V * N[:, None, :] if N.dim() == 2 else V @ N
-    VN.diagonal(dim1=1, dim2=2).add_(1)
-    return torch.linalg.solve(VN, V)
+    """(I + V N)^-1 V for V >= 0, symmetric."""
+    if N.dim() == 3:
+        VN = V @ N
+        VN.diagonal(dim1=1, dim2=2).add_(1)
+        return torch.linalg.solve(VN, V)
+    # N diagonal: V - V R (I + R V R)^-1 R V with R = N^1/2, by Cholesky
+    R = N.sqrt()
+    RV = R[:, :, None] * V
+    A = RV * R[:, None, :]
+    A.diagonal(dim1=1, dim2=2).add_(1)
+    factor, failed = torch.linalg.cholesky_ex(A)
+    if bool(failed.any()):  # rounding has made V indefinite
+        return torch.linalg.solve(A * (R[:, None, :] / R[:, :, None].clamp_min(1e-30)), V)
+    Y = torch.linalg.solve_triangular(factor, RV, upper=False)
+    return V - Y.mT @ Y
 
 
 def _trace(V: Tensor, N: Tensor) -> Tensor:
