@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from ddpnopt.cli.bench import app as bench
 from ddpnopt.cli.compare import compare
 from ddpnopt.cli.data import data
 from ddpnopt.cli.train import train
@@ -18,5 +19,6 @@ app = typer.Typer(
 app.command()(compare)
 app.command()(train)
 app.command()(data)
+app.add_typer(bench, name="bench")
 
 __all__ = ["app"]

@@ -1,0 +1,1 @@
+"""Benchmarks: how much the learning rate matters, and what a step costs."""
