@@ -42,6 +42,8 @@ def test_batch_equals_joint_state_ddp_in_value_and_weights(
     y = torch.arange(len(X)) % 3
     steps = oracle.steps_of(net, X)
     curvature, eta = CURVATURES[kind]
+    if kind == "rmsprop":
+        eta = eta / 10  # its first step is ten times the later ones: the loss would rise and the step be shortened
     spy = BatchSpy(monkeypatch)
     z, q = take_step(
         net, X, y, lr=eta, value="batch", terminal=terminal, curvature=curvature, closed_loop=closed_loop,

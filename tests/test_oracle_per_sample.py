@@ -64,9 +64,9 @@ class Spy:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.V: list[tuple[Tensor, Tensor]] = []
         self.policies: list[Any] = []
-        real = optimizer_module.sweep
+        real = optimizer_module.backward_pass
 
-        def sweep(stages: Any, value: Any, *rest: Any) -> Any:
+        def backward_pass(stages: Any, value: Any, *rest: Any) -> Any:
             backward = value.backward
 
             def spying(problem: Any, metric: Any) -> Any:
@@ -78,7 +78,7 @@ class Spy:
             value.backward = spying
             return real(stages, value, *rest)
 
-        monkeypatch.setattr(optimizer_module, "sweep", sweep)
+        monkeypatch.setattr(optimizer_module, "backward_pass", backward_pass)
 
 
 def take_step(net: nn.Sequential, X: Tensor, y: Tensor, **options: Any) -> tuple[Tensor, Tensor]:

@@ -31,12 +31,10 @@ class Method:
     vxx_reg: float
     guard: bool
     mean: bool
-    relax: float = 1.0
 
     def __post_init__(self) -> None:
         require(self.value in VALUES, "value", self.value, f"one of {', '.join(VALUES)}")
         require(self.order in (1, 2), "order", self.order, "1 or 2")
-        require(0 < self.relax <= 1, "relax", self.relax, "in (0, 1]")
         require(self.vxx_reg >= 0, "vxx_reg", self.vxx_reg, "zero or positive")
         if isinstance(self.terminal, str):
             require(self.terminal in forms.NAMES, "terminal", self.terminal, f"one of {', '.join(forms.NAMES)}")
@@ -56,7 +54,7 @@ class Method:
         return isinstance(self.terminal, str) and self.terminal in forms.FROM_GRADIENT
 
     def start(
-        self, capture: Capture, recording: Recording, displacement: Displacement
+        self, capture: Capture, recording: Recording, displacement: Displacement, relax: float
     ) -> tuple[Columns, ValueFunction]:
         """V_x and V_xx at the outputs (line 6), and the cotangents that the recursion runs along."""
         p_h = [[s.p_h for s in recording.stages if s.p_h is not None]]
@@ -67,7 +65,7 @@ class Method:
             L = self._lambda(recording, p_h[0][-1])
             if self.value == "outer":
                 return (p_h, p_x), Outer(L, along_gradient=True, guard=self.guard, displacement=displacement)
-            return (p_h, p_x), Batch(L, torch.full_like(L, self.relax), displacement)
+            return (p_h, p_x), Batch(L, torch.full_like(L, relax), displacement)
         k, z, _ = single_output(recording)
         F = forms.factor(self.terminal, z, self.mean)  # (R, B, n)
         pulled_h, pulled_x = capture.pull_back(recording, k, F.reshape(len(F), *z.shape))
@@ -82,7 +80,7 @@ class Method:
             return columns, Outer(ones, along_gradient=False, guard=self.guard, displacement=displacement)
         # the gradient itself is a column without curvature
         L = torch.cat([torch.zeros_like(ones), ones.repeat(len(F))])
-        v = torch.cat([self.relax * ones, torch.zeros_like(ones).repeat(len(F))])
+        v = torch.cat([relax * ones, torch.zeros_like(ones).repeat(len(F))])
         return columns, Batch(L, v, displacement, columns=1 + len(F))
 
     def _lambda(self, recording: Recording, q: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, overload
 
 import torch
@@ -19,9 +20,9 @@ from ddpnopt.layers import Layer, Parts
 from ddpnopt.method import Method, losses
 from ddpnopt.recording import Recording
 from ddpnopt.recording import Stage as Captured
-from ddpnopt.sweep import LayerReport, Log, Stage, descend, norm, sweep
+from ddpnopt.sweep import LayerReport, Log, Stage, backward_pass, descend, forward_pass, norm, predicted_change
 from ddpnopt.units import find_units
-from ddpnopt.value import Displacement, Problem, ValueFunction
+from ddpnopt.value import Batch, Displacement, Problem, ValueFunction
 
 STACK_LEVEL = 6  # from the warning up to the user's step(): two decorators of torch stand in between
 CURVATURES: dict[str, Callable[[], Curvature]] = {
@@ -42,6 +43,8 @@ class Report:
     loss: str | None = None  # which loss was recognised
     predicted: float | None = None  # change of the batch loss by the quadratic model
     actual: float | None = None  # change of the batch loss on the same batch, by the new outputs
+    shortened: int = 0  # steps so far that were shortened because the loss of the same batch would have risen
+    undone: int = 0  # … and those given up
     guarded: float | None = None  # share of sample-layers with s > 1
     layers: dict[str, LayerReport] = field(default_factory=dict)
     open_loop: list[str] = field(default_factory=list)  # parameters updated without feedback
@@ -115,7 +118,7 @@ class DDPNOpt(torch.optim.Optimizer):
             raise OptionError(f"model must be an nn.Module, not {type(model).__name__}: DDPNOpt(model, lr=…).")
         require(reduction in ("mean", "sum"), "reduction", reduction, "'mean' or 'sum'")
         require(on_nonfinite in ("raise", "skip"), "on_nonfinite", on_nonfinite, "'raise' or 'skip'")
-        method = Method(value, terminal, order, vxx_reg, guard, mean=reduction == "mean", relax=relax)
+        method = Method(value, terminal, order, vxx_reg, guard, mean=reduction == "mean")
         if isinstance(curvature, str):
             require(curvature in CURVATURES, "curvature", curvature, f"one of {', '.join(CURVATURES)}")
             curvature = CURVATURES[curvature]()
@@ -134,7 +137,7 @@ class DDPNOpt(torch.optim.Optimizer):
         chosen = [p for p in model.parameters() if p.requires_grad] if params is None else list(params)
         if not chosen:
             raise ModelError("The model has no trainable parameters.")
-        super().__init__(chosen, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        super().__init__(chosen, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "relax": relax})
         self._names = {p: name for name, p in model.named_parameters()}
         for group in self.param_groups:
             self._check_group(group)
@@ -244,29 +247,62 @@ class DDPNOpt(torch.optim.Optimizer):
     ) -> list[Tensor] | None:
         """Algorithm 3 on the captured layers; the new outputs."""
         displacement = Displacement(self._is_chain(recording))
-        (p_h, p_x), value = self.method.start(self._capture, recording, displacement)
+        relax = self.param_groups[0]["relax"]
+        (p_h, p_x), value = self.method.start(self._capture, recording, displacement, relax)
         stages = [
             self._stage(stage, old, [h[t] for h in p_h], [x[t] for x in p_x])
             for t, stage in enumerate(recording.stages)
         ]
-
-        def replay(control: Any, observe: Any) -> list[Tensor]:
-            self._open_loop(
-                rest
-            )  # not before the backward pass, which looks at the old network; the layers react to it
-            return self._capture.replay(recording, control, observe)
-
         B = recording.stages[0].x.shape[0]
+        policies = backward_pass(stages, value, self.curvature, float(B) if self.method.mean else 1.0)
         log = Log() if self.diagnostics else None
-        outputs = sweep(
-            stages, value, self.curvature, float(B) if self.method.mean else 1.0,
-            replay if self.closed_loop else None, displacement, log,
-        )  # fmt: skip
-        if outputs is None:
-            self._open_loop(rest)
+        if log is not None:
+            self.report.predicted = predicted_change(stages, value, policies)
+
+        def forward() -> list[Tensor] | None:
+            self._open_loop(rest)  # not before the backward pass, which looks at the old network
+            replay = partial(self._capture.replay, recording) if self.closed_loop else None
+            return forward_pass(stages, policies, self.curvature, replay, displacement, log)
+
+        if isinstance(value, Batch) and self.closed_loop:
+            outputs = self._trusted(recording, value, old, forward)
+        else:
+            outputs = forward()
         if log is not None:
             self._write_report(recording, value, log, outputs)
         return outputs
+
+    def _trusted(
+        self, recording: Recording, value: Batch, old: dict[nn.Parameter, Tensor], forward: Callable[[], Any]
+    ) -> list[Tensor] | None:
+        """The forward pass, shortened while the loss of the same batch rises; and the relaxation, as it turned out."""
+        found = losses(recording, self.method.mean)
+        before = float(sum(loss.shares(z).sum() for z, loss in found)) + self._stage_cost()
+        states = {p: dict(self.state[p]) for p in old}
+        group = self.param_groups[0]
+        for attempt in range(4):
+            outputs: list[Tensor] = forward()
+            after = change_of_loss(found, outputs, recording) + self._stage_cost()
+            ratio = (before - after) / max(-(value.predicted() or 0.0), 1e-30)
+            self.ratio = ratio
+            if after <= before or len(found) != len(outputs):
+                group["relax"] = self.trust(group["relax"], ratio)
+                return outputs
+            for p, weight in old.items():
+                p.copy_(weight)
+                self.state[p] = dict(states[p])
+            value.fraction /= 4
+            group["relax"] = self.trust(group["relax"], -1.0)
+            self.report.shortened += attempt == 0
+        self.report.undone += 1
+        return []
+
+    def _stage_cost(self) -> float:
+        """Weight decay as a cost, lambda |u|^2 / 2."""
+        decayed = [g for g in self.param_groups if g["weight_decay"]]
+        return float(sum(0.5 * g["weight_decay"] * p.square().sum() for g in decayed for p in g["params"]))
+
+    trust = staticmethod(lambda relax, ratio: relax)
 
     def _is_chain(self, recording: Recording) -> bool:
         """Whether each layer reads just the layer before it; found out once for each sequence of layers."""
@@ -373,7 +409,7 @@ class DDPNOpt(torch.optim.Optimizer):
 
     def _write_report(self, recording: Recording, value: ValueFunction, log: Log, outputs: list[Tensor] | None) -> None:
         report = self.report
-        report.predicted, report.layers, report.guarded = log.predicted, log.layers, value.guarded_share
+        report.layers, report.guarded = log.layers, value.guarded_share
         found = losses(recording, self.method.mean)
         report.loss = found[0][1].kind
         report.actual = None
@@ -382,3 +418,10 @@ class DDPNOpt(torch.optim.Optimizer):
             report.actual = (
                 sum(float(loss.shares(z).sum()) for z, (_, loss) in zip(outputs, found, strict=True)) - before
             )
+
+
+def change_of_loss(found: Any, outputs: list[Tensor], recording: Recording) -> float:
+    if len(found) != len(outputs):
+        return float("inf")
+    total = float(sum(loss.shares(z.to(loss.target.dtype)).sum() for z, (_, loss) in zip(outputs, found, strict=True)))
+    return total if total == total else float("inf")

@@ -41,38 +41,37 @@ class LayerReport:
 class Log:
     """Where the sweep writes what it was asked to measure."""
 
-    predicted: float = 0.0
     layers: dict[str, LayerReport] = field(default_factory=dict)
 
 
-def sweep(
-    stages: list[Stage],
-    value: ValueFunction,
-    curvature: Curvature,
-    scale: float,
-    replay: Replay | None,
-    displacement: Displacement,
-    log: Log | None = None,
-) -> list[Tensor] | None:
-    """Lines 7 to 18 of Algorithm 3 on a batch whose terminal V is in `value`; the new outputs if it is replayed.
+Policies = list[tuple[Policy, Metric]]
 
-    Without `replay` the open-loop part k alone is applied.
-    """
-    policies: list[tuple[Policy, Metric]] = []
-    for stage in reversed(stages):  # backward Bellman pass
+
+def backward_pass(stages: list[Stage], value: ValueFunction, curvature: Curvature, scale: float) -> Policies:
+    """Lines 7 to 13 of Algorithm 3, the backward Bellman pass, from the terminal V in `value`."""
+    policies: Policies = []
+    for stage in reversed(stages):
         problem = stage.problem
         seen = Seen(
             partial(value.gradient, problem), problem.l_u, problem.layer, problem.x, partial(value.v_h, problem), scale
         )
         metric = curvature.observe(stage.state, seen)
         policies.append((value.backward(problem, metric), metric))
-    policies.reverse()
-    if log is not None:
-        log.predicted = _predicted(stages, value, policies)
+    return policies[::-1]
 
+
+def forward_pass(
+    stages: list[Stage],
+    policies: Policies,
+    curvature: Curvature,
+    replay: Replay | None,
+    displacement: Displacement,
+    log: Log | None = None,
+) -> list[Tensor] | None:
+    """Lines 14 to 18, the additional forward pass; the new outputs. Without `replay` k alone is applied."""
     if replay is None:
-        for t in range(len(stages)):
-            _control(stages[t], *policies[t], curvature, None, log)
+        for stage, (policy, metric) in zip(stages, policies, strict=True):
+            _control(stage, policy, metric, curvature, None, log)
         return None
 
     x_hats: dict[int, Tensor] = {}
@@ -84,7 +83,8 @@ def sweep(
     def observe(t: int, h_hat: Tensor) -> None:
         displacement.after(stages[t].problem, x_hats.pop(t), h_hat, stages[t].weights)
 
-    return replay(control, observe)  # additional forward pass
+    displacement.reset()
+    return replay(control, observe)
 
 
 def _control(
@@ -126,7 +126,7 @@ def descend(
     return step
 
 
-def _predicted(stages: list[Stage], value: ValueFunction, policies: list[tuple[Policy, Metric]]) -> float:
+def predicted_change(stages: list[Stage], value: ValueFunction, policies: Policies) -> float:
     """The change of the batch loss: by the joint quadratic model, or Q_u' k, to first order, where Q_uu is M / eta."""
     known = value.predicted()
     if known is not None:

@@ -281,7 +281,7 @@ def test_curvature_is_that_of_the_pass_and_not_of_norms_already_updated(
     """A norm behind the last layer cannot change what the layers before it do in the same step."""
     net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3), nn.LayerNorm(3))
     results = []
-    for lr in (0.0, 5.0):
+    for lr in (0.0, 0.2):
         model = copy.deepcopy(net)
         layers = [*model[0].parameters(), *model[2].parameters()]
         groups = [{"params": layers}, {"params": model[3].parameters(), "lr": lr}]

@@ -72,6 +72,10 @@ class Displacement:
         self.chain = chain
         self._ledger: list[Tensor] | None = None
 
+    def reset(self) -> None:
+        """Begin a forward pass."""
+        self._ledger = None
+
     def at(self, stage: Problem, x_hat: Tensor | None) -> Tensor | None:
         """c_t as (R B,); None for zero."""
         if x_hat is None:

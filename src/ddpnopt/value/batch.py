@@ -41,6 +41,7 @@ class Batch:
         self.S = L.new_zeros(len(L), len(L))
         self.m = torch.zeros_like(L)  # sum of eta P_u' M^-1 l_u over the stages so far
         self.v = v.double()  # v_t
+        self.fraction = 1.0  # of v_T that is asked for in the forward pass
         self.damped = 0  # stages whose damping was raised to the floor or beyond
 
     def v_h(self, stage: Problem) -> Tensor:
@@ -61,16 +62,17 @@ class Batch:
         self.damped += raised
         base = self.target - root * (S @ self.kept)
 
-        def weights(c: Tensor) -> Tensor:
+        def weights(c: Tensor, fraction: float) -> Tensor:
             """(I + L S)^-1 (v_T + L c)."""
-            y = torch.cholesky_solve((base + root * c)[:, None], cholesky)[:, 0]
-            return self.kept + root * y
+            y = torch.cholesky_solve((fraction * base + root * c)[:, None], cholesky)[:, 0]
+            return fraction * self.kept + root * y
 
-        v = self.v = weights(-m)
+        self.v = weights(-m, 1.0)
 
         def policy(x_hat: Tensor | None) -> Parts:
             c = self.displacement.at(stage, x_hat)
-            return add(gradients.combine(v if c is None else weights(c.double() - m)), stage.l_u)
+            w = weights(-m if c is None else c.double() - m, self.fraction)
+            return add(gradients.combine(w), stage.l_u)
 
         return policy
 
@@ -79,10 +81,9 @@ class Batch:
         return 0.0  # nothing to clip: the gains are bounded for any eta
 
     def predicted(self) -> float | None:
-        B = len(self.v)
-        c = -(self.S @ self.v)  # where the linear model takes each column
+        c = -self.fraction * (self.S @ self.v)  # where the linear model takes each column
         gradient = torch.zeros_like(c)
-        gradient[: B // self.columns] = 1.0
+        gradient[: len(c) // self.columns] = 1.0
         return float(gradient @ c + 0.5 * (self.L * c) @ c)
 
 
