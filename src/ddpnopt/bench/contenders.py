@@ -106,15 +106,13 @@ def _registry(*entries: Contender) -> dict[str, Contender]:
 
 CONTENDERS = _registry(
     Contender("ddpnopt", "DDPNOpt", -3, ddpnopt),
-    Contender("sgd-m", "SGD, momentum", -5, _listed("sgd-m")),
+    Contender("sgd-m", "SGD-m", -5, _listed("sgd-m")),
     Contender("rmsprop", "RMSprop", -6, _listed("rmsprop")),
     Contender("adam", "Adam", -6, _listed("adam")),
     Contender("ekfac", "EKFAC", -5, _listed("ekfac")),
     Contender("soap", "SOAP", -6, _packaged("pytorch_optimizer", "SOAP"), "pytorch_optimizer"),
-    Contender("muon", "Muon + AdamW", -6, muon),
-    Contender(
-        "schedule-free", "Schedule-free AdamW", -6, _packaged("schedulefree", "AdamWScheduleFree"), "schedulefree"
-    ),
+    Contender("muon", "Muon", -6, muon),
+    Contender("schedule-free", "SF-AdamW", -6, _packaged("schedulefree", "AdamWScheduleFree"), "schedulefree"),
     Contender("prodigy", "Prodigy", -3.5, _packaged("prodigyopt", "Prodigy"), "prodigyopt"),
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -49,7 +48,10 @@ def draw(result: Standings, stem: Path) -> list[Path]:
         axes[0].set_ylabel("test accuracy (%)")
         made.suptitle(result.task.label, x=0.012, ha="left", fontsize=12.5, fontweight="bold")
         over = f"Mean and range over {result.seeds} seeds" if result.seeds > 1 else "One seed"
-        text = f"{over}; a run that diverged (cross) counts as guessing. Grey: within {MARGIN:g} points of the best."
+        text = (
+            f"{over}; a run that diverged (cross) counts as guessing. Ring: the default setting. "
+            f"Grey: within {MARGIN:g} points of the best."
+        )
         made.supxlabel(text, x=0.012, ha="left", fontsize=8, color=style.SOFT_INK)
         return style.save(made, stem)
 
@@ -92,7 +94,7 @@ def _curve(axes: Axes, row: Standing, unit: float, position: int) -> None:
     if lost:
         x, y = zip(*lost, strict=True)
         axes.scatter(x, y, marker="x", s=34, color=colour, linewidths=1.4, zorder=order + 1)
-    if row.default is not None and unit != 1.0 and not math.isnan(row.default.accuracy):
+    if row.default is not None:
         axes.scatter(
             [row.default.lr / unit], [row.default.accuracy], s=46, facecolor="white", edgecolor=colour, zorder=6
         )

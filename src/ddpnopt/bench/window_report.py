@@ -12,7 +12,7 @@ from rich.table import Table
 from ddpnopt.bench.runs import Outcome, Run
 from ddpnopt.bench.windows import MARGIN, Point, Standing, Standings, Window
 
-HEADINGS = ("method", "window, decades", "from", "to", "best %", "at lr", "default %", "diverged", "time to loss")
+HEADINGS = ("method", "window (decades)", "from – to", "best %", "at lr", "default %", "diverged", "time to loss")
 
 
 def cells(row: Standing) -> list[str]:
@@ -20,10 +20,9 @@ def cells(row: Standing) -> list[str]:
     return [
         row.contender.label,
         _decades(row.window),
-        _number(row.window.lowest),
-        _number(row.window.highest),
+        f"{_rate(row.window.lowest)} – {_rate(row.window.highest)}" if row.window.decades else "–",
         _accuracy(row.best),
-        _number(row.best.lr),
+        _rate(row.best.lr),
         _accuracy(row.default) if row.default else "–",
         f"{row.diverged}/{row.runs}",
         "–" if math.isnan(row.time_ratio) else f"{row.time_ratio:.2f}",
@@ -34,7 +33,7 @@ def table(result: Standings) -> Table:
     """For the screen; the best of each column is marked."""
     made = Table(title=f"{result.task.label}, {_seeds(result)}", title_justify="left", title_style="bold")
     for position, heading in enumerate(HEADINGS):
-        made.add_column(heading, justify="right" if position else "left", no_wrap=True)
+        made.add_column(heading.replace(" ", "\n", 1), justify="right" if position else "left", no_wrap=not position)
     for row in result.rows:
         texts = cells(row)
         for column, winner in _winners(result).items():
@@ -61,14 +60,17 @@ def markdown(result: Standings) -> str:
 def explanation(result: Standings) -> str:
     """What the columns mean, for this task."""
     text = (
-        f"{_seeds(result).capitalize()}, {result.task.epochs} epochs, batch size {result.task.batch_size}. Window: "
+        f"{_seeds(result).capitalize()}, {_epochs(result)}, batch size {result.task.batch_size}. Window: "
         f"decades of learning rates within {MARGIN:g} points of the best of all methods "
-        f"({result.best_accuracy:.1f} %); ≥ where it reaches the end of what was tried. Diverged: runs with NaN or an error."
+        f"({result.best_accuracy:.1f} %), ≥ where it reaches the end of what was tried. Diverged: runs that ended in "
+        "NaN or an error."
     )
     if math.isfinite(result.target):
+        kind = "form" if all(row.contender.ours for row in result.rows) else "baseline"
         text += (
-            f" Time to loss: seconds until the training loss is {result.target:.3g}, which {result.reference} at its "
-            f"best learning rate reaches after two thirds of its run; {result.reference} = 1."
+            f" Time to loss: seconds until the training loss is {result.target:.3g}, every method at its best learning "
+            f"rate; {result.target_of}, the most accurate {kind}, is there after two thirds of its run. 1 is the "
+            f"fastest {kind}, {result.fastest}."
         )
     errors = {row.contender.label: row.errors for row in result.rows if row.errors}
     if errors:
@@ -96,7 +98,9 @@ def summary_frame(results: list[Standings]) -> pd.DataFrame:
                 "diverged": row.diverged,
                 "runs": row.runs,
                 "target_loss": result.target,
-                "reference": result.reference,
+                "target_of": result.target_of,
+                "fastest": result.fastest,
+                "seconds_to_loss": row.seconds_to_loss,
                 "time_ratio": row.time_ratio,
                 "cpu_time_ratio": row.cpu_ratio,
                 "default_time_ratio": row.default_time_ratio,
@@ -143,16 +147,16 @@ def write(results: list[Standings], outcomes: Mapping[Run, Outcome], folder: Pat
 def _winners(result: Standings) -> dict[int, Standing]:
     """The best row of the columns that can be won, by position."""
     rows = result.rows
-    won = {4: max(rows, key=lambda row: row.best.accuracy)}
+    won = {3: max(rows, key=lambda row: row.best.accuracy)}
     widest = max(rows, key=lambda row: row.window.decades)
     if widest.window.decades > 0:
         won[1] = widest
     with_default = [row for row in rows if row.default]
     if with_default:
-        won[6] = max(with_default, key=lambda row: row.default.accuracy if row.default else -math.inf)
+        won[5] = max(with_default, key=lambda row: row.default.accuracy if row.default else -math.inf)
     timed = [row for row in rows if not math.isnan(row.time_ratio)]
     if timed:
-        won[8] = min(timed, key=lambda row: row.time_ratio)
+        won[7] = min(timed, key=lambda row: row.time_ratio)
     return won
 
 
@@ -167,9 +171,17 @@ def _accuracy(point: Point) -> str:
     return text if math.isnan(point.spread) else f"{text} ± {point.spread:.1f}"
 
 
-def _number(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:g}"
+def _rate(value: float) -> str:
+    """A learning rate of a grid of half decades, short: 3e-4, 0.03, 3, 1e3."""
+    if 0.01 <= value < 1000:
+        return f"{value:.1g}" if value < 10 else f"{value:.0f}"
+    mantissa, _, exponent = f"{value:.0e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
 
 
 def _seeds(result: Standings) -> str:
     return "one seed" if result.seeds == 1 else f"{result.seeds} seeds"
+
+
+def _epochs(result: Standings) -> str:
+    return "one epoch" if result.task.epochs == 1 else f"{result.task.epochs} epochs"

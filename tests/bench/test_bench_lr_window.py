@@ -1,0 +1,161 @@
+"""`ddpnopt bench lr-window`, as a user calls it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from ddpnopt.bench.contenders import CONTENDERS, Contender
+from ddpnopt.bench.runs import Outcome, Run, perform
+from ddpnopt.bench.tasks import TASKS
+from ddpnopt.cli import app
+
+TINY = ("--tasks", "digits", "--epochs-scale", "0.05", "--seeds", "1")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "160", "TERM": "dumb"}).invoke(app, ["bench", "lr-window", *arguments])
+
+
+def stored(folder: Path) -> dict[str, str]:
+    """When each run was finished, by key: to the millisecond, the outcome's own time being part of the text."""
+    with sqlite3.connect(folder / "results.sqlite") as connection:
+        return dict(connection.execute("SELECT key, outcome FROM runs"))
+
+
+def test_it_writes_tables_and_pictures(tmp_path: Path) -> None:
+    result = run(*TINY, "--methods", "ddpnopt,adam,sgd-m", "--points", "3", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    for word in ("DDPNOpt", "Adam", "SGD-m", "window", "time"):
+        assert word in result.stdout
+    assert Image.open(tmp_path / "lr-window-digits.png").size[0] > 800
+    assert (tmp_path / "lr-window-digits.svg").stat().st_size > 1000
+    runs = pd.read_csv(tmp_path / "lr-window-runs.csv")
+    assert len(runs[~runs.default]) == 9
+    summary = pd.read_csv(tmp_path / "lr-window.csv")
+    assert set(summary.method) == {"ddpnopt", "adam", "sgd-m"}
+    page = (tmp_path / "lr-window.md").read_text()
+    for word in ("machine", "torch", "command", "| DDPNOpt |"):
+        assert word in page.replace("**", "")
+
+
+def test_a_second_call_computes_nothing_and_one_more_seed_only_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = (*TINY, "--methods", "adam,sgd-m", "--points", "2", "--out", str(tmp_path))
+    assert run(*arguments).exit_code == 0
+    first = stored(tmp_path)
+    performed: list[Run] = []
+
+    def count(wanted: Run, data_dir: Path | None = None) -> Outcome:
+        performed.append(wanted)
+        return perform(wanted, data_dir)
+
+    monkeypatch.setattr("ddpnopt.bench.pool.perform", count)
+    assert run(*arguments).exit_code == 0
+    assert not performed
+    assert stored(tmp_path) == first
+    assert run(*arguments, "--seeds", "2").exit_code == 0
+    assert {each.seed for each in performed} == {1}
+    assert len(performed) == 6
+
+
+def test_after_a_kill_it_goes_on_and_computes_nothing_twice(tmp_path: Path) -> None:
+    arguments = (*TINY, "--methods", "sgd-m,adam", "--points", "15", "--out", str(tmp_path))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "ddpnopt", "bench", "lr-window", *arguments]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if (tmp_path / "results.sqlite").exists():
+            try:
+                if len(stored(tmp_path)) >= 3:
+                    break
+            except sqlite3.OperationalError:  # the table is not there yet
+                pass
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = stored(tmp_path)
+    assert 3 <= len(before) < 32
+    assert run(*arguments).exit_code == 0
+    after = stored(tmp_path)
+    assert len(after) == 32
+    # An outcome holds its own seconds, so that one computed anew would differ.
+    assert {key: after[key] for key in before} == before
+
+
+def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
+    arguments = (*TINY, "--methods", "sgd-m", "--points", "2")
+    assert run(*arguments, "--out", str(tmp_path / "one")).exit_code == 0
+    result = run(*arguments, "--jobs", "2", "--out", str(tmp_path / "two"))
+    assert result.exit_code == 0, result.output
+    tables = [pd.read_csv(tmp_path / name / "lr-window-runs.csv") for name in ("one", "two")]
+    assert list(tables[0].accuracy) == list(tables[1].accuracy)
+
+
+def test_a_run_that_fails_is_recorded_as_diverged(tmp_path: Path) -> None:
+    task = TASKS["digits"].scaled(0.05)
+    outcome = perform(Run(task, CONTENDERS["ddpnopt"], 1e30, 0))
+    assert outcome.diverged
+    assert Outcome.from_json(outcome.to_json()).diverged
+
+    def broken(model: object, lr: float = 1.0) -> object:
+        optimizer = CONTENDERS["adam"].build(model, lr)  # type: ignore[arg-type]
+        optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+        return optimizer
+
+    outcome = perform(Run(task, Contender("broken", "Broken", -3, broken), 1.0, 0))  # type: ignore[arg-type]
+    assert outcome.diverged
+    assert outcome.error.startswith("ZeroDivisionError")
+    assert outcome.steps == 0
+
+
+@pytest.mark.parametrize("name", [name for name in CONTENDERS if name != "ddpnopt"])
+def test_every_peer_trains(name: str) -> None:
+    contender = CONTENDERS[name]
+    if contender.package is not None:
+        pytest.importorskip(contender.package)
+    outcome = perform(Run(TASKS["digits"].scaled(0.05), contender, None, 0))
+    assert not outcome.diverged
+    assert outcome.lr > 0
+    assert 40 <= len(outcome.curve.losses) <= 50
+    assert outcome.curve.steps[-1] == outcome.steps
+
+
+def test_forms_of_ddpnopt(tmp_path: Path) -> None:
+    result = run(*TINY, "--ablations", "--lrs", "1", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    for word in ("open loop", "not coupled", "sampled", "cross_entropy"):
+        assert word in result.stdout
+    assert (tmp_path / "ablations-digits.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--tasks", "imagenet"), ("unknown task 'imagenet'", "mnist-cnn")),
+        (("--methods", "lion"), ("unknown method 'lion'", "soap", "prodigy")),
+        (("--methods", ","), ("--methods is empty",)),
+        (("--lrs", "fast"), ("--lrs must be numbers",)),
+        (("--epochs-scale", "0"), ("must be positive",)),
+        (("--report-only",), ("no results",)),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(arguments: tuple[str, ...], words: tuple[str, ...], tmp_path: Path) -> None:
+    result = run(*arguments, "--out", str(tmp_path))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("ddpnopt: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
