@@ -8,6 +8,7 @@ import time
 import warnings
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +109,11 @@ class Stopwatch:
         """The record in about fifty bins."""
         count = len(self.taken)
         ends = sorted({round(count * (i + 1) / SAMPLES) for i in range(SAMPLES)} - {0})
-        starts = [0, *ends[:-1]]
         return Curve(
             ends,
             [round(self.taken[end - 1][0], 5) for end in ends],
             [round(self.taken[end - 1][1], 5) for end in ends],
-            [sum(t[2] for t in self.taken[a:b]) / (b - a) for a, b in zip(starts, ends, strict=True)],
+            [sum(t[2] for t in self.taken[a:b]) / (b - a) for a, b in pairwise([0, *ends])],
         )
 
 

@@ -203,8 +203,6 @@ def standings(task: Task, outcomes: Mapping[Run, Outcome]) -> Standings | None:
     top = max(point.accuracy for point in bests.values())
     # Among forms of DDPNOpt alone, the best of them sets the pace.
     baselines = [name for name in swept if not methods[name].ours] or list(swept)
-        swept
-    )  # among forms of DDPNOpt the best one sets the pace
     reference = max(baselines, key=lambda name: bests[name].accuracy)
     reached = [loss_at(o, TARGET_SHARE) for o in bests[reference].outcomes if not o.diverged]
     target = fmean(reached) if reached else math.nan
