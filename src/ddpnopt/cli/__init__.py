@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from ddpnopt.cli.baselines import baselines
 from ddpnopt.cli.bench import app as bench
 from ddpnopt.cli.compare import compare
 from ddpnopt.cli.data import data
@@ -19,6 +20,7 @@ app = typer.Typer(
 app.command()(compare)
 app.command()(train)
 app.command()(data)
+app.command()(baselines)
 app.add_typer(bench, name="bench")
 
 __all__ = ["app"]

@@ -1,0 +1,179 @@
+"""Vanilla DDP (Algorithm 1) as a training method: the batch as one trajectory, full second-order derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, hessian, jacrev, vmap
+
+from ddpnopt.baselines.base import ChainOptimizer, Pass
+from ddpnopt.baselines.chain import ChainStage, require_fully_connected
+from ddpnopt.control import Problem
+from ddpnopt.control.backward import backward
+from ddpnopt.control.derivatives import Expansion, joined
+from ddpnopt.control.inputs import prepare
+from ddpnopt.control.options import Options
+from ddpnopt.control.problem import StageFunction
+from ddpnopt.control.rollout import simulate, stage_costs
+from ddpnopt.control.search import Current, line_search
+from ddpnopt.control.solver import schedule
+from ddpnopt.control.stages import Run, Trajectory, over_batch
+from ddpnopt.curvature import require
+from ddpnopt.loss import Loss, recognise
+
+LOSSES = ("auto", "half_squared_error")
+
+
+@dataclass
+class DDPReport:
+    """What the last step did."""
+
+    tries: int = 0  # sweeps until one was accepted, or until `tries` was used up
+    damping: float = 0.0  # mu of the last sweep
+    step_size: float = 0.0  # of the line search; 0 where no step was taken
+    rejected: int = 0  # steps so far in which nothing was accepted and the weights stayed as they were
+
+
+class VanillaDDP(ChainOptimizer):
+    """Vanilla DDP, row four of Table 2: M = E[Q_uu], direction E[Q_u + Q_ux dx].
+
+    The B samples are stacked into one state x_t of B n_t numbers and each layer is one stage with its m_t weights as
+    control; stage cost is the weight decay, terminal cost the batch loss. `step()` is one iteration of
+    `ddpnopt.control.solve`: f_z (B n_{t+1}, B n_t + m_t), V_xx (B n_t, B n_t) and Q_uu (m_t, m_t) are formed densely
+    with the tensor terms V_x . f_zz, so the work is cubic in B n_t + m_t (Table 4): the reason for DDPNOpt.
+
+    Q_uu + mu I must be positive definite and the batch loss must fall; else the sweep is repeated with a larger mu. mu
+    shrinks with success, but not below `damping`, without which a step would fit its batch at the cost of the others.
+
+    Args:
+        model: a chain of `nn.Linear` layers with activations that are twice differentiable by `torch.func`.
+        lr: the largest step size of the line search.
+        damping: least mu on Q_uu.
+        weight_decay: the stage cost lambda |u|^2 / 2.
+        tries: sweeps in one step.
+        loss: "auto" reads cross-entropy and squared error off the gradient at the outputs (see `ddpnopt.loss`);
+            "half_squared_error" says that it is |z - target|^2 / 2 summed over the outputs, as `MMCLoss`.
+        reduction: whether the loss is a "mean" or a "sum" over the batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1.0,
+        *,
+        damping: float = 1.0,
+        weight_decay: float = 0.0,
+        tries: int = 20,
+        loss: str = "auto",
+        reduction: str = "mean",
+    ) -> None:
+        require(lr > 0, "lr", lr, "positive")
+        require(damping > 0, "damping", damping, "positive")
+        require(weight_decay >= 0, "weight_decay", weight_decay, "zero or positive")
+        require(isinstance(tries, int) and tries >= 1, "tries", tries, "an integer >= 1")
+        require(loss in LOSSES, "loss", loss, f"one of {', '.join(LOSSES)}")
+        require(reduction in ("mean", "sum"), "reduction", reduction, "'mean' or 'sum'")
+        defaults = {"lr": lr, "damping": damping, "weight_decay": weight_decay}
+        super().__init__(model, defaults, skip_weight_grads=True)
+        require_fully_connected(self.stages, type(self).__name__)
+        self.tries, self.loss, self.mean = tries, loss, reduction == "mean"
+        self.report = DDPReport()
+
+    def problem(self, seen: Pass) -> Problem:
+        """(OCP) of this batch. x_0 is a constant of the first stage: nobody needs derivatives at the data."""
+        decay = float(self.param_groups[0]["weight_decay"])
+        dynamics = [
+            _stacked(stage, seen.x[t].shape, seen.x[0].double() if t == 0 else None)
+            for t, stage in enumerate(self.stages)
+        ]
+        phi = self._terminal(seen)
+        return Problem(dynamics, lambda x, u: 0.5 * decay * u.square().sum(), phi)
+
+    def _terminal(self, seen: Pass) -> Callable[[Tensor], Tensor]:
+        z, q = seen.x[-1].double(), seen.grad_x[-1]
+        assert q is not None
+        if self.loss == "auto":
+            loss = recognise(z, q.double(), self.mean)
+        else:
+            w = 1.0 / len(z) if self.mean else 1.0
+            loss = Loss("squared_error", z - q.double() / w, z.new_tensor(0.5 * w))
+        return lambda x: loss.shares(x.reshape(z.shape)).sum()
+
+    def _propose(self, seen: Pass) -> list[list[Tensor]]:
+        # the recursion of V_xx loses digits at each layer: float64, whatever the weights are
+        u0 = [torch.cat([p.detach().double().flatten() for p in stage.parameters]) for stage in self.stages]
+        u = self._iterate(self.problem(seen), u0)
+        return [_unstack(stage, w) for stage, w in zip(self.stages, u, strict=True)]
+
+    def _iterate(self, problem: Problem, u0: list[Tensor]) -> list[Tensor]:
+        """One accepted iteration of Algorithm 1 from the controls u0, or u0 itself."""
+        group, memory = self.param_groups[0], self.state[self.stages[0].parameters[0]]
+        damping = float(group["damping"])
+        start = prepare(problem, u0[0].new_zeros(1), u0)
+        trajectory = simulate(start.runs, start.x0, start.u)
+        costs = stage_costs(problem, start.runs, trajectory)
+        current = Current(trajectory, costs.sum(0), costs.abs().sum(0))
+        expansion = _expand(problem, start.runs, trajectory, float(group["weight_decay"]))
+        options = _options(self.tries, damping)
+        mu = u0[0].new_tensor([max(float(memory.get("mu", damping)), damping)])
+        factor = u0[0].new_tensor([float(memory.get("factor", 1.0))])
+        steps = float(group["lr"]) * u0[0].new_tensor([options.backtrack**i for i in range(options.max_backtracks + 1)])
+        report = self.report
+        for attempt in range(self.tries):
+            sweep = backward(
+                expansion, start.runs, mu, regularize=options.regularize, trajectory=trajectory, limits=None
+            )
+            trial = line_search(problem, start.runs, current, sweep, steps, sufficient=options.sufficient, limits=None)
+            report.tries, report.damping, report.step_size = attempt + 1, float(mu), float(trial.step)
+            mu, factor = schedule(mu, factor, trial.accepted, options)
+            if report.step_size:
+                break
+        else:
+            report.rejected += 1
+        memory["mu"], memory["factor"] = min(float(mu), options.reg_max), float(factor)
+        return [block[0, 0] for block in trial.found.trajectory.u]
+
+
+def _expand(problem: Problem, runs: Sequence[Run], trajectory: Trajectory, decay: float) -> Expansion:
+    """All derivatives of the sweep, second order, as `control.derivatives.expand` gives them.
+
+    Two things are known here: the stage cost is decay/2 |u|^2, and f_zz of a stacked batch has B n_{t+1} slices that
+    are hardly ever wanted one by one, so V_x . f_zz is left to the sweep.
+    """
+    f_z, l_z, l_zz, zs = [], [], [], []
+    for run, x, u in zip(runs, trajectory.x, trajectory.u, strict=False):
+        z = torch.cat([x, u], dim=-1)  # (1, 1, nz)
+        weights = torch.cat([torch.zeros_like(x), torch.full_like(u, decay)], dim=-1)
+        f_z.append(over_batch(jacrev(joined(run.f, run.n)), z))
+        l_z.append(weights * z)
+        l_zz.append(torch.diag_embed(weights))
+        zs.append(z)
+    x_T = trajectory.x[-1][0]
+    phi_x, phi_xx = vmap(grad(problem.terminal_cost))(x_T), vmap(hessian(problem.terminal_cost))(x_T)
+    none = (None,) * len(zs)
+    return Expansion(tuple(f_z), none, tuple(l_z), tuple(l_zz), phi_x, phi_xx, tuple(zs), second_order=True)
+
+
+def _stacked(stage: ChainStage, shape: torch.Size, constant: Tensor | None) -> StageFunction:
+    """f_t of the stacked state (B n_t,) and the flat control (m_t,); with a constant input, of the control alone."""
+
+    def f(x: Tensor, u: Tensor) -> Tensor:
+        states = x.reshape(shape) if constant is None else constant
+        return stage(states, _unstack(stage, u)).reshape(-1)
+
+    return f
+
+
+def _unstack(stage: ChainStage, u: Tensor) -> list[Tensor]:
+    parts = u.split([p.numel() for p in stage.parameters])
+    return [part.view(p.shape) for part, p in zip(parts, stage.parameters, strict=True)]
+
+
+def _options(tries: int, damping: float) -> Options:
+    return Options(
+        method="ddp", max_iterations=tries, grad_tol=None, cost_tol=None, regularize="uu", reg_init=damping,
+        reg_min=min(1e-6, damping), reg_max=1e10, reg_factor=2.0, backtrack=0.5, max_backtracks=10, sufficient=1e-4,
+    )  # fmt: skip

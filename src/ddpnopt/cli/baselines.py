@@ -1,0 +1,59 @@
+"""`ddpnopt baselines`: every baseline on the small data sets, beside the paper's Table 3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ddpnopt.baselines.study import DATASETS, HEADINGS, METHODS, cells, save, study
+from ddpnopt.cli.errors import one_line_errors
+from ddpnopt.cli.options import writable_folder
+from ddpnopt.cli.progress import console, status_console
+from ddpnopt.experiments.data import canonical
+from ddpnopt.experiments.errors import ExperimentError
+from ddpnopt.experiments.methods import method
+
+
+@one_line_errors
+def baselines(
+    datasets: Annotated[str, typer.Option(help="Comma separated.")] = ",".join(DATASETS),
+    methods: Annotated[str, typer.Option(help="Comma separated names of methods.")] = ",".join(METHODS),
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0 on.")] = 3,
+    max_epochs: Annotated[
+        int | None, typer.Option(min=1, help="At most this many epochs a run.", show_default=False)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the numbers (CSV) and the table (Markdown).")] = Path(
+        "results/baselines"
+    ),
+) -> None:
+    """Train every baseline on WINE and DIGITS; print their accuracies beside the paper's.
+
+    E-MSA and vanilla DDP get fewer epochs: their steps are so much slower.
+    """
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    sets = [canonical(name.strip()) for name in datasets.split(",") if name.strip()]
+    if not names or not sets:
+        raise ExperimentError("--methods and --datasets must name at least one each")
+    for name in names:
+        method(name)
+    folder = writable_folder(out)
+    with status_console().status("training") as waiting:
+        rows = study(
+            sets,
+            names,
+            range(seeds),
+            max_epochs=max_epochs,
+            on_run=lambda dataset, name, seed: waiting.update(f"{name} on {dataset}, seed {seed}"),
+        )
+    title = f"Baselines beside Table 3, {seeds} {'seed' if seeds == 1 else 'seeds'}"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading in ("data set", "method") else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*cells(row))
+    console().print(table)
+    for path in save(rows, folder, title):
+        console().print(f"[dim]saved[/] {path}", soft_wrap=True)
