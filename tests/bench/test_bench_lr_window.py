@@ -35,14 +35,14 @@ def stored(folder: Path) -> dict[str, str]:
 
 
 def test_it_writes_tables_and_pictures(tmp_path: Path) -> None:
-    result = run(*TINY, "--methods", "ddpnopt,adam,sgd-m", "--points", "3", "--out", str(tmp_path))
+    result = run(*TINY, "--methods", "ddpnopt,adam,sgd-m", "--points", "2", "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
     for word in ("DDPNOpt", "Adam", "SGD-m", "window", "time"):
         assert word in result.stdout
     assert Image.open(tmp_path / "lr-window-digits.png").size[0] > 800
     assert (tmp_path / "lr-window-digits.svg").stat().st_size > 1000
     runs = pd.read_csv(tmp_path / "lr-window-runs.csv")
-    assert len(runs[~runs.default]) == 9
+    assert len(runs[~runs.default]) == 6
     summary = pd.read_csv(tmp_path / "lr-window.csv")
     assert set(summary.method) == {"ddpnopt", "adam", "sgd-m"}
     page = (tmp_path / "lr-window.md").read_text()
@@ -72,7 +72,7 @@ def test_a_second_call_computes_nothing_and_one_more_seed_only_that(
 
 
 def test_after_a_kill_it_goes_on_and_computes_nothing_twice(tmp_path: Path) -> None:
-    arguments = (*TINY, "--methods", "sgd-m,adam", "--points", "8", "--out", str(tmp_path))
+    arguments = (*TINY, "--methods", "sgd-m,adam", "--points", "5", "--out", str(tmp_path))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "ddpnopt", "bench", "lr-window", *arguments]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -88,10 +88,10 @@ def test_after_a_kill_it_goes_on_and_computes_nothing_twice(tmp_path: Path) -> N
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = stored(tmp_path)
-    assert 3 <= len(before) < 18
+    assert 3 <= len(before) < 12
     assert run(*arguments).exit_code == 0
     after = stored(tmp_path)
-    assert len(after) == 18
+    assert len(after) == 12
     # An outcome holds its own seconds, so that one computed anew would differ.
     assert {key: after[key] for key in before} == before
 
@@ -105,7 +105,7 @@ def test_another_process_gives_what_this_one_gives() -> None:
 
 def test_a_run_that_fails_is_recorded_as_diverged(tmp_path: Path) -> None:
     task = TASKS["digits"].scaled(0.05)
-    outcome = perform(Run(task, CONTENDERS["ddpnopt"], 1e30, 0))
+    outcome = perform(Run(task, CONTENDERS["sgd-m"], 1e30, 0))
     assert outcome.diverged
     assert Outcome.from_json(outcome.to_json()).diverged
 
