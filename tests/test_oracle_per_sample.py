@@ -83,7 +83,7 @@ class Spy:
 
 def take_step(net: nn.Sequential, X: Tensor, y: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """One step of DDPNOpt; the outputs before it and the gradient at them."""
-    opt = DDPNOpt(net, **options)
+    opt = DDPNOpt(net, **{"relax": 1.0, **options})
     z = net(X)
     z.retain_grad()
     F.cross_entropy(z, y).backward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from ddpnopt.curvature import Adam, Curvature, Identity, RMSprop, Seen, require
 from ddpnopt.errors import ModelError, NonFiniteError, OpenLoopWarning, OptionError, StepError
 from ddpnopt.kronecker import EKFAC, KFAC
 from ddpnopt.layers import Layer, Parts
+from ddpnopt.loss import Loss
 from ddpnopt.method import Method, losses
 from ddpnopt.recording import Recording
 from ddpnopt.recording import Stage as Captured
@@ -24,6 +26,10 @@ from ddpnopt.sweep import LayerReport, Log, Stage, backward_pass, descend, forwa
 from ddpnopt.units import find_units
 from ddpnopt.value import Batch, Displacement, Problem, ValueFunction
 
+DEFAULT_LR = 3.0  # of value="batch": 1 / damping. Found over six tasks, see docs/method.md
+DEFAULT_RELAX = 0.7
+OPEN_LOOP_LR = 1e-3  # of Adam, for parameters without feedback beside value="batch"
+ATTEMPTS = 4  # forward passes with ever shorter steps before a step is given up
 STACK_LEVEL = 6  # from the warning up to the user's step(): two decorators of torch stand in between
 CURVATURES: dict[str, Callable[[], Curvature]] = {
     "identity": Identity,
@@ -55,7 +61,7 @@ class DDPNOpt(torch.optim.Optimizer):
 
     Use it like any other optimizer, but hand it the model instead of its parameters::
 
-        opt = DDPNOpt(model, lr=0.1, value="outer")
+        opt = DDPNOpt(model)
         for x, y in loader:
             opt.zero_grad()
             loss = F.cross_entropy(model(x), y)
@@ -65,24 +71,28 @@ class DDPNOpt(torch.optim.Optimizer):
     Args:
         model: any `nn.Module`. Its `nn.Linear` and `nn.Conv1d/2d/3d` layers get feedback; other parameters are updated
             by the base optimizer, open loop.
-        lr: eta of Q_uu = M / eta.
+        lr: eta of Q_uu = M / eta. For value="batch" it is the inverse of a damping and may be left alone; any value
+            from about 0.3 upwards trains. The other forms need it to be chosen, as their base optimizers do.
         params: parameters or parameter groups to train, as for `torch.optim`; all of the model's by default. A group
-            may set lr, momentum and weight_decay.
-        value: form of the value function: "full" (V_xx of each sample, the paper's form for feedforward networks),
-            "outer" (Proposition 2: V_xx = z z') or "batch" (all samples as one state).
+            may set lr, momentum, weight_decay and open_loop_lr.
+        value: form of the value function: "batch" (all samples as one state), "outer" (Proposition 2: V_xx = z z' for
+            each sample) or "full" (V_xx of each sample, the paper's form for feedforward networks).
         terminal: terminal curvature, "sqrt", "gn", "cross_entropy", "mse", "sampled" or a callable of the outputs
-            (see `ddpnopt.terminal`).
+            (see `ddpnopt.terminal`); "sqrt" by default for "batch", "gn" for the others.
         curvature: M of Table 2: "identity", "rmsprop", "adam", "kfac", "ekfac", or an object such as
             `KFAC(damping=0.1, refresh=20)`.
         feedback: False sets Q_ux = 0: then it is SGD, RMSprop, Adam, KFAC or EKFAC, step for step.
         closed_loop: False applies the open-loop part k alone and needs no second forward pass.
         order: 2 expands the dynamics to second order (with value="full").
         vxx_reg: eps added to V_xx at each layer (with value="full").
+        relax: the share of each sample's loss that a step of value="batch" asks to remove. Less is safer and slower.
         guard: keep the stage's own Gauss-Newton term in Q_uu for all that concerns feedback (the recursion and K), so
             that V_xx stays positive and no sample overcorrects.
         momentum: as in `torch.optim.SGD`, on the step M^-1 (Q_u + Q_ux dx).
         weight_decay: the stage cost lambda |u|^2 / 2, inside Q_u.
         reduction: whether the loss is a "mean" or a "sum" over the batch.
+        open_loop_lr: learning rate of the parameters without feedback (norms, embeddings, …): by default lr, the base
+            optimizer's, and beside value="batch" 1e-3 of Adam.
         exclude: names of layers to be left to the base optimizer.
         on_nonfinite: "raise" an error when loss, gradient or update is not finite, or "skip" the step and count it;
             weights and state stay as they were in both cases.
@@ -97,18 +107,19 @@ class DDPNOpt(torch.optim.Optimizer):
         lr: float | None = None,
         *,
         params: Iterable[Any] | None = None,
-        value: str = "outer",
-        terminal: forms.TerminalOption = "gn",
+        value: str = "batch",
+        terminal: forms.TerminalOption | None = None,
         curvature: str | Curvature = "identity",
         feedback: bool = True,
         closed_loop: bool = True,
         order: int = 1,
         vxx_reg: float = 0.0,
-        relax: float = 1.0,
+        relax: float = DEFAULT_RELAX,
         guard: bool = True,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         reduction: str = "mean",
+        open_loop_lr: float | None = None,
         exclude: Iterable[str] = (),
         on_nonfinite: str = "raise",
         weight_grads: bool = False,
@@ -118,6 +129,10 @@ class DDPNOpt(torch.optim.Optimizer):
             raise OptionError(f"model must be an nn.Module, not {type(model).__name__}: DDPNOpt(model, lr=…).")
         require(reduction in ("mean", "sum"), "reduction", reduction, "'mean' or 'sum'")
         require(on_nonfinite in ("raise", "skip"), "on_nonfinite", on_nonfinite, "'raise' or 'skip'")
+        require(0 < relax <= 1, "relax", relax, "in (0, 1]")
+        require(open_loop_lr is None or open_loop_lr >= 0, "open_loop_lr", open_loop_lr, "zero or positive")
+        if terminal is None:
+            terminal = "sqrt" if value == "batch" else "gn"
         method = Method(value, terminal, order, vxx_reg, guard, mean=reduction == "mean")
         if isinstance(curvature, str):
             require(curvature in CURVATURES, "curvature", curvature, f"one of {', '.join(CURVATURES)}")
@@ -125,7 +140,9 @@ class DDPNOpt(torch.optim.Optimizer):
         elif not isinstance(curvature, Curvature):
             raise OptionError(f"curvature={curvature!r} is neither a name nor has it the interface of a Curvature.")
         if lr is None:
-            raise OptionError(f"lr: value='{value}' needs a learning rate.")
+            if value != "batch" or not feedback:
+                raise OptionError("lr: only value='batch' with feedback does without a learning rate; give one.")
+            lr = DEFAULT_LR
 
         self.model, self.curvature, self.method = model, curvature, method
         self.feedback, self.closed_loop = feedback, closed_loop
@@ -137,7 +154,10 @@ class DDPNOpt(torch.optim.Optimizer):
         chosen = [p for p in model.parameters() if p.requires_grad] if params is None else list(params)
         if not chosen:
             raise ModelError("The model has no trainable parameters.")
-        super().__init__(chosen, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "relax": relax})
+        super().__init__(
+            chosen, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "open_loop_lr": open_loop_lr}
+        )
+        self.relax = relax
         self._names = {p: name for name, p in model.named_parameters()}
         for group in self.param_groups:
             self._check_group(group)
@@ -247,8 +267,7 @@ class DDPNOpt(torch.optim.Optimizer):
     ) -> list[Tensor] | None:
         """Algorithm 3 on the captured layers; the new outputs."""
         displacement = Displacement(self._is_chain(recording))
-        relax = self.param_groups[0]["relax"]
-        (p_h, p_x), value = self.method.start(self._capture, recording, displacement, relax)
+        (p_h, p_x), value = self.method.start(self._capture, recording, displacement, self.relax)
         stages = [
             self._stage(stage, old, [h[t] for h in p_h], [x[t] for x in p_x])
             for t, stage in enumerate(recording.stages)
@@ -275,34 +294,26 @@ class DDPNOpt(torch.optim.Optimizer):
     def _trusted(
         self, recording: Recording, value: Batch, old: dict[nn.Parameter, Tensor], forward: Callable[[], Any]
     ) -> list[Tensor] | None:
-        """The forward pass, shortened while the loss of the same batch rises; and the relaxation, as it turned out."""
+        """The forward pass; where the loss of the same batch would rise, a shorter one, at last none."""
         found = losses(recording, self.method.mean)
-        before = float(sum(loss.shares(z).sum() for z, loss in found)) + self._stage_cost()
+        before = total_loss([z for z, _ in found], found) + self._stage_cost()
         states = {p: dict(self.state[p]) for p in old}
-        group = self.param_groups[0]
-        for attempt in range(4):
+        for attempt in range(ATTEMPTS):
             outputs: list[Tensor] = forward()
-            after = change_of_loss(found, outputs, recording) + self._stage_cost()
-            ratio = (before - after) / max(-(value.predicted() or 0.0), 1e-30)
-            self.ratio = ratio
-            if after <= before or len(found) != len(outputs):
-                group["relax"] = self.trust(group["relax"], ratio)
+            if len(outputs) != len(found) or total_loss(outputs, found) + self._stage_cost() <= before:
                 return outputs
             for p, weight in old.items():
                 p.copy_(weight)
                 self.state[p] = dict(states[p])
             value.fraction /= 4
-            group["relax"] = self.trust(group["relax"], -1.0)
             self.report.shortened += attempt == 0
         self.report.undone += 1
-        return []
+        return None
 
     def _stage_cost(self) -> float:
         """Weight decay as a cost, lambda |u|^2 / 2."""
         decayed = [g for g in self.param_groups if g["weight_decay"]]
         return float(sum(0.5 * g["weight_decay"] * p.square().sum() for g in decayed for p in g["params"]))
-
-    trust = staticmethod(lambda relax, ratio: relax)
 
     def _is_chain(self, recording: Recording) -> bool:
         """Whether each layer reads just the layer before it; found out once for each sequence of layers."""
@@ -382,8 +393,10 @@ class DDPNOpt(torch.optim.Optimizer):
 
     def _open_loop(self, rest: list[nn.Parameter]) -> None:
         """Parameters that belong to no captured layer: the base optimizer."""
+        # the learning rate of value="batch" is the inverse of a damping and means nothing to another optimizer
+        curvature = Adam() if self.feedback and self.method.value == "batch" else self.curvature.open_loop
         for p in rest:
-            self._descend(self._names[p], [p], self.curvature.open_loop, None, {})
+            self._descend(self._names[p], [p], curvature, None, {})
 
     def _without_feedback(self, captured: Captured) -> None:
         """Q_ux = 0 (Proposition 1) for a curvature that watches layers: KFAC or EKFAC on `.grad`."""
@@ -405,7 +418,13 @@ class DDPNOpt(torch.optim.Optimizer):
         state = self.state[parameters[0]]
         metric = curvature.observe(state, seen)
         weights: list[Tensor] = list(parameters)
-        descend(weights, state, seen.q_u(), float(group["lr"]), group["momentum"], curvature, metric, layer)
+        lr, momentum = float(group["lr"]), group["momentum"]
+        if layer is None and self.feedback:
+            if group["open_loop_lr"] is not None:
+                lr = float(group["open_loop_lr"])
+            elif self.method.value == "batch":
+                lr, momentum = OPEN_LOOP_LR, 0.0
+        descend(weights, state, seen.q_u(), lr, momentum, curvature, metric, layer)
 
     def _write_report(self, recording: Recording, value: ValueFunction, log: Log, outputs: list[Tensor] | None) -> None:
         report = self.report
@@ -413,15 +432,12 @@ class DDPNOpt(torch.optim.Optimizer):
         found = losses(recording, self.method.mean)
         report.loss = found[0][1].kind
         report.actual = None
-        before = sum(float(loss.shares(z).sum()) for z, loss in found)
         if outputs is not None and len(found) == len(outputs):
-            report.actual = (
-                sum(float(loss.shares(z).sum()) for z, (_, loss) in zip(outputs, found, strict=True)) - before
-            )
+            report.actual = total_loss(outputs, found) - total_loss([z for z, _ in found], found)
 
 
-def change_of_loss(found: Any, outputs: list[Tensor], recording: Recording) -> float:
-    if len(found) != len(outputs):
-        return float("inf")
-    total = float(sum(loss.shares(z.to(loss.target.dtype)).sum() for z, (_, loss) in zip(outputs, found, strict=True)))
-    return total if total == total else float("inf")
+def total_loss(outputs: list[Tensor], found: list[tuple[Tensor, Loss]]) -> float:
+    """The batch loss at some outputs, above the least possible; infinite where it is not a number."""
+    pairs = zip(outputs, found, strict=True)
+    total = float(sum(loss.shares(z.to(loss.target.dtype)).sum() for z, (_, loss) in pairs))
+    return total if math.isfinite(total) else math.inf

@@ -43,7 +43,10 @@ def backward(model: nn.Module, factor: float = 1.0) -> None:
         ({"order": 2}, "order=2 needs value='full'"),
         ({"order": 2, "value": "batch"}, "order=2 needs value='full'"),
         ({"vxx_reg": 0.1}, "vxx_reg needs value='full'"),
-        ({"terminal": "cross_entropy"}, "terminal='cross_entropy'.*one column|terminal='cross_entropy'.*carries one"),
+        (
+            {"value": "outer", "terminal": "cross_entropy"},
+            "terminal='cross_entropy'.*one column|terminal='cross_entropy'.*carries one",
+        ),
         ({"curvature": "adam", "momentum": 0.9}, "momentum.*betas"),
         ({"exclude": ["nowhere"]}, "exclude.*nowhere"),
     ],
@@ -78,13 +81,15 @@ def test_a_setting_of_a_curvature_that_makes_no_sense_is_named(make: Callable[[]
 def test_a_negative_lr_in_one_group_is_named() -> None:
     model = fcn()
     with pytest.raises(OptionError, match="lr=-1"):
-        DDPNOpt(model, lr=0.1, params=[{"params": model[0].parameters(), "lr": -1}])
+        DDPNOpt(model, lr=0.1, params=[{"params": model[0].parameters(), "lr": -1}], value="outer")
 
 
 def test_momentum_in_a_group_beside_adam_is_refused() -> None:
     model = fcn()
     with pytest.raises(OptionError, match="momentum"):
-        DDPNOpt(model, lr=0.1, curvature="adam", params=[{"params": model.parameters(), "momentum": 0.9}])
+        DDPNOpt(
+            model, lr=0.1, curvature="adam", params=[{"params": model.parameters(), "momentum": 0.9}], value="outer"
+        )
 
 
 def test_a_missing_lr_is_named() -> None:
@@ -94,13 +99,13 @@ def test_a_missing_lr_is_named() -> None:
 
 def test_parameters_in_place_of_a_model_are_told_so() -> None:
     with pytest.raises(OptionError, match=r"nn\.Module"):
-        DDPNOpt(fcn().parameters(), lr=0.1)
+        DDPNOpt(fcn().parameters(), lr=0.1, value="outer")
 
 
 def test_a_parameter_of_another_model_is_refused() -> None:
     with pytest.raises(OptionError, match=r"shape \(6, 5\).*does not belong"):
-        DDPNOpt(fcn(), lr=0.1, params=fcn().parameters())
-    opt = DDPNOpt(model := fcn(), lr=0.1, params=model[0].parameters())
+        DDPNOpt(fcn(), lr=0.1, params=fcn().parameters(), value="outer")
+    opt = DDPNOpt(model := fcn(), lr=0.1, params=model[0].parameters(), value="outer")
     with pytest.raises(OptionError, match="does not belong"):
         opt.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
 
@@ -109,7 +114,7 @@ def test_a_parameter_of_another_model_is_refused() -> None:
 def test_weight_and_bias_in_groups_of_different_settings_name_the_layer(option: str) -> None:
     model = fcn()
     rest = [model[0].weight, *model[2].parameters(), *model[4].parameters()]
-    opt = DDPNOpt(model, lr=0.1, params=[{"params": [model[0].bias], option: 0.25}, {"params": rest}])
+    opt = DDPNOpt(model, lr=0.1, params=[{"params": [model[0].bias], option: 0.25}, {"params": rest}], value="outer")
     before = weights(model)
     backward(model)
     with pytest.raises(OptionError, match=f"layer '0'.*{option}"):
@@ -164,17 +169,17 @@ class TwoOutputs(nn.Module):
 )
 def test_a_model_without_a_supported_layer_is_told_what_is_needed(model: nn.Module) -> None:
     with pytest.raises(ModelError, match=r"nn\.Linear.*nn\.Conv"):
-        DDPNOpt(model, lr=0.1)
+        DDPNOpt(model, lr=0.1, value="outer")
 
 
 def test_a_model_without_trainable_parameters_is_refused() -> None:
     with pytest.raises(ModelError, match="no trainable parameters"):
-        DDPNOpt(fcn().requires_grad_(False), lr=0.1)
+        DDPNOpt(fcn().requires_grad_(False), lr=0.1, value="outer")
 
 
 def test_excluding_every_layer_is_refused() -> None:
     with pytest.raises(ModelError, match="excluded"):
-        DDPNOpt(nn.Sequential(nn.Linear(3, 3)), lr=0.1, exclude=["0"])
+        DDPNOpt(nn.Sequential(nn.Linear(3, 3)), lr=0.1, exclude=["0"], value="outer")
 
 
 def test_a_layer_that_runs_twice_is_named_and_the_way_out_works() -> None:
@@ -188,12 +193,12 @@ def test_a_layer_that_runs_twice_is_named_and_the_way_out_works() -> None:
             return self.last(torch.tanh(self.again(torch.tanh(self.again(x)))))
 
     model = Twice()
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     with pytest.raises(ModelError, match=r"'again'.*twice.*exclude=\['again'\]"):
         backward(model)
     assert all(p.requires_grad for p in model.parameters())
     del opt
-    opt = DDPNOpt(model, lr=0.1, exclude=["again"])
+    opt = DDPNOpt(model, lr=0.1, exclude=["again"], value="outer")
     before = weights(model)
     backward(model)
     with pytest.warns(match=r"again\.weight"):
@@ -211,7 +216,7 @@ def test_a_batch_dimension_that_differs_between_layers_names_both() -> None:
             return self.flat(torch.tanh(self.tokens(x)).flatten(0, 1))
 
     model = Flattens()
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     before = weights(model)
     model(torch.randn(4, 6, 5)).square().mean().backward()
     with pytest.raises(ModelError, match=r"'flat'.*\(24, 4\).*'tokens'.*\(4, 6, 5\)"):
@@ -221,7 +226,7 @@ def test_a_batch_dimension_that_differs_between_layers_names_both() -> None:
 
 def test_an_input_without_a_batch_dimension_is_refused() -> None:
     model = fcn()
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     model(torch.randn(5)).square().sum().backward()
     with pytest.raises(ModelError, match="batch"):
         opt.step()
@@ -283,14 +288,14 @@ def test_the_exact_hessian_of_cross_entropy_on_sequences_says_what_to_use() -> N
 @pytest.mark.parametrize("feedback", [True, False])
 @pytest.mark.parametrize("curvature", ["identity", "kfac"])
 def test_step_without_a_forward_pass(feedback: bool, curvature: str) -> None:
-    opt = DDPNOpt(fcn(), lr=0.1, feedback=feedback, curvature=curvature)
+    opt = DDPNOpt(fcn(), lr=0.1, feedback=feedback, curvature=curvature, value="outer")
     with pytest.raises(StepError, match=r"forward pass|backward\(\)"):
         opt.step()
 
 
 def test_step_after_a_forward_pass_of_layers_outside_the_model_call_says_so() -> None:
     model = fcn()
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     x, y = vectors()
     F.cross_entropy(model.forward(x), y).backward()
     with pytest.raises(StepError, match=r"model\(inputs\)"):
@@ -299,7 +304,7 @@ def test_step_after_a_forward_pass_of_layers_outside_the_model_call_says_so() ->
 
 def test_step_without_a_backward_pass() -> None:
     model = fcn()
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     model(vectors()[0])
     with pytest.raises(StepError, match=r"without a backward pass.*loss\.backward\(\)"):
         opt.step()
@@ -307,7 +312,7 @@ def test_step_without_a_backward_pass() -> None:
 
 def test_a_second_step_on_the_same_gradients() -> None:
     model = fcn()
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     backward(model)
     opt.step()
     with pytest.raises(StepError, match="forward pass"):
@@ -316,7 +321,7 @@ def test_a_second_step_on_the_same_gradients() -> None:
 
 def test_step_after_two_backward_passes_through_one_forward_pass() -> None:
     model = fcn()
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     before = weights(model)
     x, y = vectors()
     loss = F.cross_entropy(model(x), y)
@@ -329,7 +334,7 @@ def test_step_after_two_backward_passes_through_one_forward_pass() -> None:
 
 def test_step_after_two_forward_and_backward_passes() -> None:
     model = fcn()
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     before = weights(model)
     backward(model)
     backward(model)
@@ -340,7 +345,7 @@ def test_step_after_two_forward_and_backward_passes() -> None:
 
 def test_step_after_two_forward_passes_and_one_backward_pass_through_both() -> None:
     model = fcn()
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     x, y = vectors()
     (F.cross_entropy(model(x), y) + F.cross_entropy(model(-x), y)).backward()
     with pytest.raises(StepError, match="2 backward passes"):
@@ -349,7 +354,7 @@ def test_step_after_two_forward_passes_and_one_backward_pass_through_both() -> N
 
 def test_after_a_refused_step_the_next_one_works() -> None:
     model = fcn()
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     backward(model)
     backward(model)
     with pytest.raises(StepError):
@@ -361,7 +366,7 @@ def test_after_a_refused_step_the_next_one_works() -> None:
 
 def test_training_in_eval_mode_says_to_call_train() -> None:
     model = fcn().eval()
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     backward(model)
     with pytest.raises(StepError, match=r"eval mode.*model\.train\(\)"):
         opt.step()

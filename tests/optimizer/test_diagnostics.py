@@ -161,14 +161,14 @@ def test_diagnostics_change_nothing() -> None:
     for diagnostics in (True, False):
         torch.manual_seed(0)
         model = fcn()
-        train(model, DDPNOpt(model, lr=0.3, diagnostics=diagnostics, momentum=0.9), vectors, 3)
+        train(model, DDPNOpt(model, lr=0.3, diagnostics=diagnostics, momentum=0.9, value="outer"), vectors, 3)
         results.append(weights(model))
     assert all(map(torch.equal, *results))
 
 
 def test_without_diagnostics_only_what_costs_nothing_is_reported() -> None:
     model = fcn()
-    opt = DDPNOpt(model, lr=0.3)
+    opt = DDPNOpt(model, lr=0.3, value="outer")
     train(model, opt, vectors, 3)
     assert (opt.report.step, opt.report.skipped) == (3, 0)
     assert opt.report.predicted is None
@@ -178,6 +178,6 @@ def test_without_diagnostics_only_what_costs_nothing_is_reported() -> None:
 @pytest.mark.filterwarnings("ignore::ddpnopt.OpenLoopWarning")
 def test_parameters_without_feedback_are_listed() -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 3))
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     train(model, opt, vectors, 1)
     assert opt.report.open_loop == ["1.weight", "1.bias"]

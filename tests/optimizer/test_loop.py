@@ -46,7 +46,7 @@ def test_a_closure_is_called_once_its_loss_returned_and_the_weights_are_the_same
 
 def test_the_plain_step_returns_nothing() -> None:
     model = fcn()
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     F.cross_entropy(model(vectors()[0]), vectors()[1]).backward()
     assert opt.step() is None
 
@@ -76,8 +76,8 @@ def test_zero_grad_may_stand_before_between_or_after(value: str, set_to_none: bo
 
 def test_zero_grad_of_the_model_serves_as_well() -> None:
     a, b = twins(fcn())
-    train(a, DDPNOpt(a, lr=0.3), vectors, 3)
-    opt = DDPNOpt(b, lr=0.3)
+    train(a, DDPNOpt(a, lr=0.3, value="outer"), vectors, 3)
+    opt = DDPNOpt(b, lr=0.3, value="outer")
     for x, y in batches(vectors, 3):
         b.zero_grad()
         F.cross_entropy(b(x), y).backward()
@@ -87,8 +87,8 @@ def test_zero_grad_of_the_model_serves_as_well() -> None:
 
 def test_zero_grad_drops_a_backward_pass() -> None:
     a, b = twins(fcn())
-    train(a, DDPNOpt(a, lr=0.3), vectors, 1)
-    opt = DDPNOpt(b, lr=0.3)
+    train(a, DDPNOpt(a, lr=0.3, value="outer"), vectors, 1)
+    opt = DDPNOpt(b, lr=0.3, value="outer")
     x, y = vectors(seed=5)
     F.cross_entropy(b(x), y).backward()
     train(b, opt, vectors, 1)
@@ -99,11 +99,11 @@ def test_weight_gradients_are_left_out_unless_asked_for() -> None:
     model = fcn()
     x, y = vectors()
     expected = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     F.cross_entropy(model(x), y).backward()
     assert all(p.grad is None for p in model.parameters())
     del opt
-    opt = DDPNOpt(model, lr=0.1, weight_grads=True)
+    opt = DDPNOpt(model, lr=0.1, weight_grads=True, value="outer")
     F.cross_entropy(model(x), y).backward()
     grads = [p.grad for p in model.parameters()]
     assert all(map(torch.equal, grads, expected))
@@ -170,7 +170,7 @@ def test_a_scheduler_sets_the_learning_rate_of_each_step(name: str, value: str) 
 def test_the_learning_rate_of_the_group_is_the_one_that_counts() -> None:
     model = fcn()
     before = weights(model)
-    opt = DDPNOpt(model, lr=0.3)
+    opt = DDPNOpt(model, lr=0.3, value="outer")
     opt.param_groups[0]["lr"] = 0.0
     train(model, opt, vectors, 2)
     assert same(before, model)
@@ -178,7 +178,7 @@ def test_the_learning_rate_of_the_group_is_the_one_that_counts() -> None:
 
 def test_one_cycle_of_momentum_is_refused_beside_adam() -> None:
     model = fcn()
-    opt = DDPNOpt(model, lr=0.01, curvature="adam")
+    opt = DDPNOpt(model, lr=0.01, curvature="adam", value="outer")
 
     def cycle() -> None:
         Schedule.OneCycleLR(opt, 0.02, total_steps=5)
@@ -225,9 +225,9 @@ def test_weight_decay_of_a_group_acts_on_its_own_layers(value: str) -> None:
 
 def test_groups_with_the_same_settings_equal_one_group() -> None:
     a, b = twins(cnn())
-    train(a, DDPNOpt(a, 0.1, momentum=0.9, weight_decay=1e-2), images, 3)
+    train(a, DDPNOpt(a, 0.1, momentum=0.9, weight_decay=1e-2, value="outer"), images, 3)
     groups = [{"params": [p], "lr": 0.1} for p in b.parameters()]
-    train(b, DDPNOpt(b, 7.0, params=groups, momentum=0.9, weight_decay=1e-2), images, 3)
+    train(b, DDPNOpt(b, 7.0, params=groups, momentum=0.9, weight_decay=1e-2, value="outer"), images, 3)
     assert same(a, b)
 
 
@@ -247,7 +247,7 @@ def test_without_feedback_groups_act_as_in_torch() -> None:
 
 def test_a_group_added_later_is_trained() -> None:
     model = fcn()
-    opt = DDPNOpt(model, 0.1, params=model[0].parameters())
+    opt = DDPNOpt(model, 0.1, params=model[0].parameters(), value="outer")
     before = weights(model)
     train(model, opt, vectors, 1)
     assert same(before[2:], weights(model)[2:])

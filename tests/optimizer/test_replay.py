@@ -147,7 +147,7 @@ def step(model: nn.Module, opt: DDPNOpt, loss: Callable[[nn.Module], Tensor]) ->
 @pytest.mark.parametrize("value", ["outer", "batch"])
 def test_with_unchanged_weights_every_module_sees_the_same_in_all_passes(case: str, value: str) -> None:
     model, loss, _ = make(case)
-    opt = DDPNOpt(model, lr=0.0, value=value)
+    opt = DDPNOpt(model, lr=0.0, value=value, open_loop_lr=0.0)
     passes: list[list[Tensor]] = []
 
     def remember(module: nn.Module, args: Any, output: Any) -> None:
@@ -171,7 +171,7 @@ def test_with_unchanged_weights_every_module_sees_the_same_in_all_passes(case: s
 def test_two_steps_equal_the_plain_reference(case: str) -> None:
     model, loss, chain = make(case)
     a, b = twins(model)
-    opt = DDPNOpt(a, lr=0.8)
+    opt = DDPNOpt(a, lr=0.8, value="outer")
     for seed in range(2):
         torch.manual_seed(seed)
         step(a, opt, loss)
@@ -221,7 +221,7 @@ def test_a_buffer_that_the_forward_pass_replaces_is_updated_once() -> None:
             return x - self.mean
 
     model = nn.Sequential(nn.Linear(5, 6), Running(), nn.Tanh(), nn.Linear(6, 3))
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     x, y = vectors()
     opt.zero_grad()
     F.cross_entropy(model(x), y).backward()
@@ -296,7 +296,7 @@ def test_in_place_residual_sum_equals_out_of_place(value: str) -> None:
 def error_of_step(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> str:
     """What one step says in its error, of torch or ours; nothing if it goes through."""
     try:
-        step(model, DDPNOpt(model, lr=0.5), loss)
+        step(model, DDPNOpt(model, lr=0.5, value="outer"), loss)
     except (RuntimeError, ValueError) as error:
         return str(error).replace("inplace", "in place")
     return ""
@@ -316,7 +316,7 @@ def test_an_input_overwritten_after_its_layer_has_read_it_is_never_taken_for_the
             return self.c(torch.tanh(y + x))
 
     expected, model = Overwriting(False), Overwriting(True)
-    step(expected, DDPNOpt(expected, lr=0.5), loss_of(*vectors()))
+    step(expected, DDPNOpt(expected, lr=0.5, value="outer"), loss_of(*vectors()))
     error = error_of_step(model, loss_of(*vectors()))
     assert "in place" in error or (not error and distance(model, expected) < 1e-12)
 
@@ -333,7 +333,7 @@ def test_a_model_that_changes_its_own_input_is_never_replayed_on_the_changed_one
 
     expected, model = Shifting(False), Shifting(True)
     x, y = vectors()
-    step(expected, DDPNOpt(expected, lr=0.5), loss_of(x.clone(), y))
+    step(expected, DDPNOpt(expected, lr=0.5, value="outer"), loss_of(x.clone(), y))
     error = error_of_step(model, loss_of(x.clone(), y))
     assert "in place" in error or (not error and distance(model, expected) < 1e-12)
 
@@ -423,7 +423,7 @@ def test_a_layer_called_with_a_keyword_equals_the_positional_call() -> None:
 
     models = Keyword(True), Keyword(False)
     for model in models:
-        opt = DDPNOpt(model, lr=0.5)
+        opt = DDPNOpt(model, lr=0.5, value="outer")
         for _ in range(2):
             step(model, opt, loss_of(*vectors()))
     assert same(*models)
@@ -506,7 +506,7 @@ def test_a_model_that_returns_its_own_loss_equals_one_that_returns_outputs() -> 
     torch.manual_seed(1)
     plain = fcn()
     x, y = vectors()
-    opts = DDPNOpt(own, lr=0.5, terminal="sqrt"), DDPNOpt(plain, lr=0.5, terminal="sqrt")
+    opts = DDPNOpt(own, lr=0.5, terminal="sqrt", value="outer"), DDPNOpt(plain, lr=0.5, terminal="sqrt", value="outer")
     for _ in range(2):
         for opt, loss in zip(opts, (lambda: own(x, y), lambda: F.cross_entropy(plain(x), y)), strict=True):
             opt.zero_grad()
@@ -518,7 +518,7 @@ def test_a_model_that_returns_its_own_loss_equals_one_that_returns_outputs() -> 
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_model_that_is_a_single_layer(bias: bool) -> None:
     a, b = twins(nn.Linear(5, 3, bias=bias))
-    step(a, DDPNOpt(a, lr=0.5), loss_of(*vectors()))
+    step(a, DDPNOpt(a, lr=0.5, value="outer"), loss_of(*vectors()))
     step(b, torch.optim.SGD(b.parameters(), 0.5), loss_of(*vectors()))
     assert distance(a, b) < 1e-14
 
@@ -538,7 +538,7 @@ def test_an_unused_layer_and_a_detached_one_stay_as_they_are() -> None:
     model = Idle()
     before = weights(model.idle) + weights(model.detached)
     first = model.a.weight.detach().clone()
-    opt = DDPNOpt(model, lr=0.5)
+    opt = DDPNOpt(model, lr=0.5, value="outer")
     for _ in range(2):
         step(model, opt, loss_of(*vectors()))
     assert same(before, weights(model.idle) + weights(model.detached))
@@ -549,8 +549,8 @@ def test_an_input_that_wants_a_gradient_gets_it_and_the_step_is_the_same() -> No
     a, b = twins(fcn())
     x, y = vectors()
     wanting = x.clone().requires_grad_()
-    step(a, DDPNOpt(a, lr=0.5), loss_of(wanting, y))
-    step(b, DDPNOpt(b, lr=0.5), loss_of(x, y))
+    step(a, DDPNOpt(a, lr=0.5, value="outer"), loss_of(wanting, y))
+    step(b, DDPNOpt(b, lr=0.5, value="outer"), loss_of(x, y))
     assert wanting.grad is not None
     assert same(a, b)
 
@@ -558,7 +558,7 @@ def test_an_input_that_wants_a_gradient_gets_it_and_the_step_is_the_same() -> No
 def test_two_optimizers_share_a_model() -> None:
     model = fcn()
     ends, middle = [*model[0].parameters(), *model[4].parameters()], list(model[2].parameters())
-    one, two = DDPNOpt(model, lr=0.1, params=ends), DDPNOpt(model, lr=0.2, params=middle)
+    one, two = DDPNOpt(model, lr=0.1, params=ends, value="outer"), DDPNOpt(model, lr=0.2, params=middle, value="outer")
     before = weights(model)
     for _ in range(2):
         one.zero_grad()
@@ -610,7 +610,7 @@ def test_every_kind_of_layer_gets_the_reference_step(name: str, first: bool) -> 
     model = nn.Sequential(*body, nn.Tanh(), nn.Flatten(), nn.Linear(out, 3))
     a, b = twins(model)
     before = weights(model)
-    step(a, DDPNOpt(a, lr=0.7), loss_of(x, y))
+    step(a, DDPNOpt(a, lr=0.7, value="outer"), loss_of(x, y))
     outer_step(b, loss_of(x, y), 0.7, chain=True)
     assert distance(a, b) < 1e-12
     assert distance(a, before) > 1e-4
@@ -657,7 +657,7 @@ def test_a_checkpointed_block_equals_a_plain_one() -> None:
 
     models = Block(True), Block(False)
     for model in models:
-        opt = DDPNOpt(model, lr=0.5)
+        opt = DDPNOpt(model, lr=0.5, value="outer")
         for _ in range(2):
             step(model, opt, loss_of(*vectors()))
     assert distance(*models) < 1e-12

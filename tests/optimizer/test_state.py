@@ -95,13 +95,13 @@ def test_a_scheduler_resumes_with_its_optimizer() -> None:
     for interrupt in (False, True):
         torch.manual_seed(0)
         model = fcn()
-        opt = DDPNOpt(model, lr=0.4)
+        opt = DDPNOpt(model, lr=0.4, value="outer")
         schedule = torch.optim.lr_scheduler.StepLR(opt, 1, 0.5)
         for step in range(4):
             if interrupt and step == 2:
                 saved = through_a_file([model.state_dict(), opt.state_dict(), schedule.state_dict()])
                 model = fcn()
-                opt = DDPNOpt(model, lr=1.0)
+                opt = DDPNOpt(model, lr=1.0, value="outer")
                 schedule = torch.optim.lr_scheduler.StepLR(opt, 1, 0.5)
                 for target, source in zip((model, opt, schedule), saved, strict=True):
                     target.load_state_dict(source)
@@ -161,7 +161,7 @@ COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
 @pytest.mark.parametrize("how", COPIES)
 def test_a_copied_model_works_and_has_no_live_hooks(how: str) -> None:
     model = fcn()
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     train(model, opt, vectors, 1)
     twin = COPIES[how](model)
     x, y = vectors()
@@ -173,26 +173,26 @@ def test_a_copied_model_works_and_has_no_live_hooks(how: str) -> None:
     train(model, opt, vectors, 2)
     assert same(before, twin)
     # and the copy can be trained by an optimizer of its own
-    train(twin, DDPNOpt(twin, lr=0.1), vectors, 2)
+    train(twin, DDPNOpt(twin, lr=0.1, value="outer"), vectors, 2)
     assert same(model, twin)
 
 
 def test_a_copy_made_between_forward_and_backward_pass_can_be_trained() -> None:
     model = fcn()
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     x, y = vectors()
     loss = F.cross_entropy(model(x), y)
     twin = copy.deepcopy(model)
     loss.backward()
     opt.step()
     assert all(p.requires_grad for p in twin.parameters())
-    train(twin, DDPNOpt(twin, lr=0.1), vectors, 1)
+    train(twin, DDPNOpt(twin, lr=0.1, value="outer"), vectors, 1)
     assert same(model, twin)
 
 
 def test_weight_averaging_follows_the_model() -> None:
     model = fcn()
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     averaged = torch.optim.swa_utils.AveragedModel(model)
     seen = []
     for _ in range(3):
@@ -207,7 +207,7 @@ def test_a_deleted_optimizer_leaves_a_plain_model() -> None:
     model = fcn()
     plain = copy.deepcopy(model)
     x, y = vectors()
-    opt = DDPNOpt(model, lr=0.0)
+    opt = DDPNOpt(model, lr=0.0, value="outer")
     train(model, opt, vectors, 1)
     del opt
     gc.collect()
@@ -220,7 +220,7 @@ def test_a_deleted_optimizer_leaves_a_plain_model() -> None:
 def test_an_optimizer_deleted_after_the_forward_pass_leaves_a_plain_model() -> None:
     model = fcn()
     x, y = vectors()
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     loss = F.cross_entropy(model(x), y)
     del opt
     gc.collect()
@@ -232,18 +232,18 @@ def test_an_optimizer_deleted_after_the_forward_pass_leaves_a_plain_model() -> N
 def test_a_second_optimizer_in_place_of_the_first_takes_over() -> None:
     model = fcn()
     fresh = copy.deepcopy(model)
-    opt = DDPNOpt(model, lr=0.3)
+    opt = DDPNOpt(model, lr=0.3, value="outer")
     keeps_it_alive = opt
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     train(model, opt, vectors, 2)
-    train(fresh, DDPNOpt(fresh, lr=0.1), vectors, 2)
+    train(fresh, DDPNOpt(fresh, lr=0.1, value="outer"), vectors, 2)
     assert same(model, fresh)
     assert keeps_it_alive.report.step == 0
 
 
 def test_the_optimizer_itself_is_not_pickled_and_says_what_to_save() -> None:
     with pytest.raises(TypeError, match=r"state_dict\(\)"):
-        copy.deepcopy(DDPNOpt(fcn(), lr=0.1))
+        copy.deepcopy(DDPNOpt(fcn(), lr=0.1, value="outer"))
 
 
 # -- exceptions --------------------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ def test_after_an_exception_in_the_forward_pass_flags_are_restored_and_training_
 ) -> None:
     model = nn.Sequential(nn.Linear(5, 4), Fragile(), FragileLinear(4, 4), nn.Tanh(), nn.Linear(4, 3))
     untroubled = copy.deepcopy(model)
-    opt = DDPNOpt(model, lr=0.1)
+    opt = DDPNOpt(model, lr=0.1, value="outer")
     model[2].arm()  # after the optimizer's own hook
     troubled = model[1] if inside == "between layers" else model[2]
     train(model, opt, vectors, 1)
@@ -294,7 +294,7 @@ def test_after_an_exception_in_the_forward_pass_flags_are_restored_and_training_
         assert all(p.requires_grad for p in model.parameters())
     train(model, opt, vectors, 2)
     assert all(p.requires_grad for p in model.parameters())
-    other = DDPNOpt(untroubled, lr=0.1)
+    other = DDPNOpt(untroubled, lr=0.1, value="outer")
     train(untroubled, other, vectors, 1)
     train(untroubled, other, vectors, 2)
     assert same(model, untroubled)
@@ -311,7 +311,7 @@ def test_an_exception_in_the_second_pass_takes_the_step_back() -> None:
             return torch.tanh(x)
 
     model = nn.Sequential(nn.Linear(5, 4), FailsSecond(), nn.Linear(4, 3), nn.BatchNorm1d(3))
-    opt = DDPNOpt(model, lr=0.1, momentum=0.9, exclude=[])
+    opt = DDPNOpt(model, lr=0.1, momentum=0.9, exclude=[], value="outer")
     with pytest.warns():
         train(model, opt, vectors, 1)  # forward, chain or not, sweep
     x, y = vectors()

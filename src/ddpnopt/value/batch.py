@@ -23,7 +23,7 @@ from ddpnopt.layers import Parts, per_sample_dot, scale_samples
 from ddpnopt.metric import Metric
 from ddpnopt.value.base import Displacement, Policy, Problem, add
 
-FLOOR = 1e-7  # least damping, relative to the mean diagonal: float32 Gram matrices know no more
+FLOOR = 0.03  # least damping, relative to the mean diagonal of what is damped
 
 
 class Batch:
