@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -17,11 +18,19 @@ from typer.testing import CliRunner, Result
 
 from ddpnopt.bench.contenders import CONTENDERS, Contender
 from ddpnopt.bench.pool import execute
-from ddpnopt.bench.runs import Outcome, Run, perform
+from ddpnopt.bench.runs import Outcome, Run, Stopwatch, perform
 from ddpnopt.bench.tasks import TASKS
 from ddpnopt.cli import app
+from ddpnopt.experiments.training import Progress
 
+SMALL = replace(TASKS["digits"], epochs=1, n_train=160)
 TINY = ("--tasks", "digits", "--epochs-scale", "0.05", "--seeds", "1")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten steps in place of ninety, where the command runs in this process."""
+    monkeypatch.setitem(TASKS, "digits", SMALL)
 
 
 def run(*arguments: str) -> Result:
@@ -34,6 +43,7 @@ def stored(folder: Path) -> dict[str, str]:
         return dict(connection.execute("SELECT key, outcome FROM runs"))
 
 
+@pytest.mark.usefixtures("small")
 def test_it_writes_tables_and_pictures(tmp_path: Path) -> None:
     result = run(*TINY, "--methods", "ddpnopt,adam,sgd-m", "--points", "2", "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
@@ -50,6 +60,7 @@ def test_it_writes_tables_and_pictures(tmp_path: Path) -> None:
         assert word in page.replace("**", "")
 
 
+@pytest.mark.usefixtures("small")
 def test_a_second_call_computes_nothing_and_one_more_seed_only_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,15 +108,15 @@ def test_after_a_kill_it_goes_on_and_computes_nothing_twice(tmp_path: Path) -> N
 
 
 def test_another_process_gives_what_this_one_gives() -> None:
-    wanted = Run(TASKS["digits"].scaled(0.05), CONTENDERS["sgd-m"], 0.0316, 0)
+    wanted = Run(SMALL, CONTENDERS["sgd-m"], 0.0316, 0)
     [(_, outcome)] = execute([wanted], 2, None)
     assert outcome is not None
     assert outcome.accuracy == perform(wanted).accuracy
 
 
 def test_a_run_that_fails_is_recorded_as_diverged(tmp_path: Path) -> None:
-    task = TASKS["digits"].scaled(0.05)
-    outcome = perform(Run(task, CONTENDERS["sgd-m"], 1e30, 0))
+    task = SMALL
+    outcome = perform(Run(task, CONTENDERS["sgd-m"], 1e38, 0))
     assert outcome.diverged
     assert Outcome.from_json(outcome.to_json()).diverged
 
@@ -125,13 +136,25 @@ def test_every_peer_trains(name: str) -> None:
     contender = CONTENDERS[name]
     if contender.package is not None:
         pytest.importorskip(contender.package)
-    outcome = perform(Run(TASKS["digits"].scaled(0.05), contender, None, 0))
+    outcome = perform(Run(SMALL, contender, None, 0))
     assert not outcome.diverged
     assert outcome.lr > 0
-    assert 40 <= len(outcome.curve.losses) <= 50
+    assert len(outcome.curve.losses) == outcome.steps == 10
     assert outcome.curve.steps[-1] == outcome.steps
 
 
+def test_a_long_curve_is_sampled() -> None:
+    watch = Stopwatch()
+    for step in range(1, 1002):
+        watch(Progress(step, 1001, 0, float(step)))
+    curve = watch.curve()
+    assert len(curve.losses) == 50
+    assert curve.steps[-1] == 1001
+    assert curve.losses[0] == pytest.approx(10.5)
+    assert curve.seconds == sorted(curve.seconds)
+
+
+@pytest.mark.usefixtures("small")
 def test_forms_of_ddpnopt(tmp_path: Path) -> None:
     result = run(*TINY, "--ablations", "--lrs", "1", "--out", str(tmp_path))
     assert result.exit_code == 0, result.output

@@ -54,6 +54,10 @@ def test_a_run_that_diverged_counts_as_guessing() -> None:
     assert point.diverged == 1
 
 
+def test_a_run_whose_loss_exploded_counts_as_diverged() -> None:
+    assert Point(1.0, (outcome(30, 1.0, loss=20.0), outcome(30, 1.0, loss=30.0)), 10.0).diverged == 1
+
+
 def test_time_to_a_loss_is_interpolated() -> None:
     curve = outcome(90, 1.0, pace=2.0).curve
     assert time_to(curve, 5.5, wall) == pytest.approx(11.0)

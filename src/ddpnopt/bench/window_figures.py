@@ -48,10 +48,7 @@ def draw(result: Standings, stem: Path) -> list[Path]:
         axes[0].set_ylabel("test accuracy (%)")
         made.suptitle(result.task.label, x=0.012, ha="left", fontsize=12.5, fontweight="bold")
         over = f"Mean and range over {result.seeds} seeds" if result.seeds > 1 else "One seed"
-        text = (
-            f"{over}; a run that diverged (cross) counts as guessing. Ring: the default setting. "
-            f"Grey: within {MARGIN:g} points of the best."
-        )
+        text = f"{over}. Cross: a run diverged. Ring: the default setting. Grey: within {MARGIN:g} points of the best."
         made.supxlabel(text, x=0.012, ha="left", fontsize=8, color=style.SOFT_INK)
         return style.save(made, stem)
 

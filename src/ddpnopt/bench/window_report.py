@@ -10,7 +10,7 @@ import pandas as pd
 from rich.table import Table
 
 from ddpnopt.bench.runs import Outcome, Run
-from ddpnopt.bench.windows import MARGIN, Point, Standing, Standings, Window
+from ddpnopt.bench.windows import LOST, MARGIN, Point, Standing, Standings, Window
 
 HEADINGS = ("method", "window (decades)", "from – to", "best %", "at lr", "default %", "diverged", "time to loss")
 
@@ -63,7 +63,7 @@ def explanation(result: Standings) -> str:
         f"{_seeds(result).capitalize()}, {_epochs(result)}, batch size {result.task.batch_size}. Window: "
         f"decades of learning rates within {MARGIN:g} points of the best of all methods "
         f"({result.best_accuracy:.1f} %), ≥ where it reaches the end of what was tried. Diverged: runs that ended in "
-        "NaN or an error."
+        f"NaN, an error, or a loss above {LOST:g} times that of guessing."
     )
     if math.isfinite(result.target):
         kind = "form" if all(row.contender.ours for row in result.rows) else "baseline"

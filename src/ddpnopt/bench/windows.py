@@ -12,6 +12,8 @@ from ddpnopt.bench.contenders import Contender
 from ddpnopt.bench.runs import Curve, Outcome, Run
 from ddpnopt.bench.tasks import Task
 
+LOST = 10.0
+"""A run whose loss ends above this many times that of guessing has diverged, finite as it may be."""
 MARGIN = 2.0
 """A learning rate is in the window if its accuracy is within this many points of the best of all methods."""
 TARGET_SHARE = 2 / 3
@@ -29,7 +31,7 @@ class Point:
 
     @property
     def accuracies(self) -> list[float]:
-        """Of each seed; a run that diverged is worth no more than guessing."""
+        """Of each seed; a run that ended in NaN or an error is worth no more than guessing."""
         return [self.chance if o.diverged else o.accuracy for o in self.outcomes]
 
     @property
@@ -43,7 +45,8 @@ class Point:
 
     @property
     def diverged(self) -> int:
-        return sum(o.diverged for o in self.outcomes)
+        limit = LOST * math.log(100 / self.chance)
+        return sum(o.diverged or loss_at(o, 1.0) > limit for o in self.outcomes)
 
 
 @dataclass(frozen=True)
