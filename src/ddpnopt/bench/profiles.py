@@ -49,9 +49,12 @@ class Profile:
     def _place(self, frame: FrameType) -> Place:
         code = frame.f_code
         module = Path(code.co_filename).relative_to(ROOT).with_suffix("")
-        if module.parts[0] == "bench":
+        if module.parts == ("bench", "steppers"):
             phase = PHASES.get(code.co_name, "loop")
             return phase, {"forward": "the network", "backward": "autograd"}.get(phase, phase)
+        # A network of ours may run again within a step: that is the work of whoever runs it.
+        if module.parts[0] in ("bench", "experiments") and self._stack:
+            return self._stack[-1]
         phase = self._stack[-1][0] if self._stack else "loop"
         # Comprehensions and lambdas say nothing by their own name: they count for the function they stand in.
         if code.co_name.startswith("<") and self._stack:
