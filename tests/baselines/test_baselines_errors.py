@@ -95,6 +95,14 @@ def test_batch_norm_and_dropout_in_training_are_refused_and_in_eval_mode_taken(m
     assert not torch.equal(before[0], weights(model)[0])
 
 
+def test_vanilla_ddp_names_the_stage_that_cannot_be_differentiated() -> None:
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 6), nn.RReLU(), nn.Linear(6, 3))
+    opt = VanillaDDP(model)
+    backward(model, opt, *vectors())
+    with pytest.raises(ModelError, match="cannot use this network: dynamics at stage 1"):
+        opt.step()
+
+
 @every
 def test_step_needs_one_backward_pass(make) -> None:
     model = fcn()

@@ -11,7 +11,7 @@ from torch.func import grad, hessian, jacrev, vmap
 
 from ddpnopt.baselines.base import ChainOptimizer, Pass
 from ddpnopt.baselines.chain import ChainStage, require_fully_connected
-from ddpnopt.control import Problem
+from ddpnopt.control import ControlError, Problem
 from ddpnopt.control.backward import backward
 from ddpnopt.control.derivatives import Expansion, joined
 from ddpnopt.control.inputs import prepare
@@ -22,6 +22,7 @@ from ddpnopt.control.search import Current, line_search
 from ddpnopt.control.solver import schedule
 from ddpnopt.control.stages import Run, Trajectory, over_batch
 from ddpnopt.curvature import require
+from ddpnopt.errors import ModelError
 from ddpnopt.loss import Loss, recognise
 
 LOSSES = ("auto", "half_squared_error")
@@ -112,7 +113,10 @@ class VanillaDDP(ChainOptimizer):
         """One accepted iteration of Algorithm 1 from the controls u0, or u0 itself."""
         group, memory = self.param_groups[0], self.state[self.stages[0].parameters[0]]
         damping = float(group["damping"])
-        start = prepare(problem, u0[0].new_zeros(1), u0)
+        try:
+            start = prepare(problem, u0[0].new_zeros(1), u0)
+        except ControlError as error:  # a stage that torch.func cannot differentiate
+            raise ModelError(f"VanillaDDP cannot use this network: {error}.") from error
         trajectory = simulate(start.runs, start.x0, start.u)
         costs = stage_costs(problem, start.runs, trajectory)
         current = Current(trajectory, costs.sum(0), costs.abs().sum(0))
