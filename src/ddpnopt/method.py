@@ -140,9 +140,11 @@ def single_output(recording: Recording) -> tuple[int, Tensor, Tensor]:
 
 def losses(recording: Recording, mean: bool) -> list[tuple[Tensor, Loss]]:
     """The recognised losses at the outputs, or at the last layer if the model has computed the loss itself."""
-    found = [(z, q) for _, z, q in outputs_with_gradient(recording)]
-    if not found:
-        last = recording.stages[-1]
-        assert last.p_h is not None
-        found = [(last.unit.module.forward(last.x), last.p_h)]
-    return [(z, recognise(z, q, mean)) for z, q in found]
+    if recording.losses is None:
+        found = [(z, q) for _, z, q in outputs_with_gradient(recording)]
+        if not found:
+            last = recording.stages[-1]
+            assert last.p_h is not None
+            found = [(last.unit.module.forward(last.x), last.p_h)]
+        recording.losses = [(z, recognise(z, q, mean)) for z, q in found]
+    return recording.losses

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from ddpnopt.errors import ModelError
 from ddpnopt.layers import Conv, Layer
+from ddpnopt.loss import Loss
 from ddpnopt.units import Unit
 
 
@@ -53,6 +54,7 @@ class Recording:
     names: set[str] = field(default_factory=set)
     outputs: list[Tensor] = field(default_factory=list)
     q: list[Tensor | None] = field(default_factory=list)  # gradients at the outputs
+    losses: list[tuple[Tensor, Loss]] | None = None  # recognised at the outputs, once somebody has asked
     backwards: int = 0  # how many backward passes have come through
     arrived: list[Recording] = field(default_factory=list)  # shared: all recordings that a gradient has come to
 

@@ -56,7 +56,7 @@ def exponents(what: str, by_size: Sequence[Sequence[Cost]]) -> list[Growth]:
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
     """The least-squares slope of log(value) against log(size) over the upper half."""
-    start = (len(sizes) - 1) // 2
+    start = len(sizes) // 2
     x, y = [math.log(s) for s in sizes[start:]], [math.log(v) for v in values[start:]]
     x_mean, y_mean = sum(x) / len(x), sum(y) / len(y)
     spread = sum((a - x_mean) ** 2 for a in x)

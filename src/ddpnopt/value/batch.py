@@ -16,6 +16,8 @@ nothing is ever multiplied up along the layers. A stage cost l_u enters as c_t -
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -40,9 +42,16 @@ class Batch:
         self.displacement = displacement
         self.S = L.new_zeros(len(L), len(L))
         self.m = torch.zeros_like(L)  # sum of eta P_u' M^-1 l_u over the stages so far
-        self.v = v.double()  # v_t
+        self._v: Tensor | Callable[[], Tensor] = v.double()
         self.fraction = 1.0  # of v_T that is asked for in the forward pass
         self.damped = 0  # stages whose damping was raised to the floor or beyond
+
+    @property
+    def v(self) -> Tensor:
+        """v_t, solved for only if somebody asks."""
+        if not isinstance(self._v, Tensor):
+            self._v = self._v()
+        return self._v
 
     def v_h(self, stage: Problem) -> Tensor:
         parts = [scale_samples(v, p) for v, p in zip(self.v.chunk(len(stage.p_h)), stage.p_h, strict=True)]
@@ -67,7 +76,7 @@ class Batch:
             y = torch.cholesky_solve((fraction * base + root * c)[:, None], cholesky)[:, 0]
             return fraction * self.kept + root * y
 
-        self.v = weights(-m, 1.0)
+        self._v = lambda: weights(-m, 1.0)
 
         def policy(x_hat: Tensor | None) -> Parts:
             c = self.displacement.at(stage, x_hat)
