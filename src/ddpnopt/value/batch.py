@@ -97,14 +97,14 @@ class Batch:
 
 
 def factorise(A: Tensor) -> tuple[Tensor, bool]:
-    """Cholesky factor of I + A, and whether more damping than I was needed."""
+    """Cholesky factor of I + A, and whether more damping than I was needed: the floor, or what a failure asks for."""
     floor = float(A.diagonal().mean()) * FLOOR
-    damping, raised = max(1.0, floor), floor > 1.0
+    damping = max(1.0, floor)
     for _ in range(8):
-        B = A.clone()
-        B.diagonal().add_(damping)
-        factor, failed = torch.linalg.cholesky_ex(B)
+        damped = A.clone()
+        damped.diagonal().add_(damping)
+        factor, failed = torch.linalg.cholesky_ex(damped)
         if not failed:
             break
-        damping, raised = damping * 100, True
-    return factor, raised
+        damping *= 100
+    return factor, damping > 1.0
