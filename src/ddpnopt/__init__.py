@@ -10,7 +10,8 @@ from ddpnopt.errors import (
     StepError,
 )
 from ddpnopt.kronecker import EKFAC, KFAC
-from ddpnopt.optimizer import DDPNOpt, Report
+from ddpnopt.optimizer import DDPNOpt
+from ddpnopt.report import Report
 
 __version__ = "0.1.0"
 

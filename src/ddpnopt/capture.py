@@ -130,11 +130,15 @@ class Capture:
 
     @staticmethod
     def _watch_output(recording: Recording, output: Any) -> Any:
-        if not is_floating(output) or not output.requires_grad:
+        if not is_floating(output):
+            return output
+        position, recording.floating_outputs = recording.floating_outputs, recording.floating_outputs + 1
+        if not output.requires_grad:
             return output
         alias = output.view_as(output)  # only what the loss itself sends back, not what later layers do
         alias.register_hook(partial(arrived_at_output, recording, len(recording.q)))
         recording.outputs.append(output.detach())
+        recording.positions.append(position)
         recording.q.append(None)
         return alias
 

@@ -7,6 +7,7 @@ the targets known, each sample's loss is known, and so is the loss at any other 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +34,13 @@ class Loss:
         else:
             places = self.weight * (z - self.target).square()
         return places.flatten(1).sum(1) if places.dim() > 1 else places
+
+
+def total_loss(outputs: list[Tensor], found: list[tuple[Tensor, Loss]]) -> float:
+    """The batch loss at some outputs, above the least possible; infinite where it is not a number."""
+    pairs = zip(outputs, found, strict=True)
+    total = float(sum(loss.shares(z.to(loss.target.dtype)).sum() for z, (_, loss) in pairs))
+    return total if math.isfinite(total) else math.inf
 
 
 def recognise(z: Tensor, q: Tensor, mean: bool) -> Loss:

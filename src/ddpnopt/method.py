@@ -120,12 +120,13 @@ class Method:
 
 def outputs_with_gradient(recording: Recording) -> list[tuple[int, Tensor, Tensor]]:
     """The outputs that the loss was computed from: (index, z, q), in the precision of the weights."""
-    B, dtype = recording.stages[0].x.shape[0], recording.stages[0].unit.parameters[0].dtype
-    return [
-        (k, z.to(dtype), q.to(dtype))
-        for k, (z, q) in enumerate(zip(recording.outputs, recording.q, strict=True))
-        if q is not None and z.dim() > 0 and z.shape[0] == B
-    ]
+    dtype = recording.stages[0].unit.parameters[0].dtype
+    found = []
+    for k in recording.used_outputs():
+        q = recording.q[k]
+        assert q is not None
+        found.append((k, recording.outputs[k].to(dtype), q.to(dtype)))
+    return found
 
 
 def single_output(recording: Recording) -> tuple[int, Tensor, Tensor]:

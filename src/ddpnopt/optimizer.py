@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +14,15 @@ from ddpnopt import terminal as forms
 from ddpnopt.capture import Capture
 from ddpnopt.curvature import Adam, Curvature, Identity, RMSprop, Seen, require
 from ddpnopt.errors import ModelError, NonFiniteError, OpenLoopWarning, OptionError, StepError
+from ddpnopt.groups import Groups, penalty
 from ddpnopt.kronecker import EKFAC, KFAC
-from ddpnopt.layers import Layer, Parts
-from ddpnopt.loss import Loss
+from ddpnopt.layers import Layer
+from ddpnopt.loss import total_loss
 from ddpnopt.method import Method, losses
 from ddpnopt.recording import Recording
 from ddpnopt.recording import Stage as Captured
-from ddpnopt.sweep import LayerReport, Log, Stage, backward_pass, descend, forward_pass, norm, predicted_change
+from ddpnopt.report import Report
+from ddpnopt.sweep import Log, Stage, backward_pass, descend, forward_pass, predicted_change
 from ddpnopt.units import find_units
 from ddpnopt.value import Batch, Displacement, Problem, ValueFunction
 
@@ -38,22 +38,6 @@ CURVATURES: dict[str, Callable[[], Curvature]] = {
     "kfac": KFAC,
     "ekfac": EKFAC,
 }
-
-
-@dataclass
-class Report:
-    """What the last step did. With `diagnostics=True` all of it, else only what costs nothing."""
-
-    step: int = 0
-    skipped: int = 0  # steps not taken so far because something was not finite (on_nonfinite="skip")
-    loss: str | None = None  # which loss was recognised
-    predicted: float | None = None  # change of the batch loss by the quadratic model
-    actual: float | None = None  # change of the batch loss on the same batch, by the new outputs
-    shortened: int = 0  # steps so far that were shortened because the loss of the same batch would have risen
-    undone: int = 0  # … and those given up
-    guarded: float | None = None  # share of sample-layers with s > 1
-    layers: dict[str, LayerReport] = field(default_factory=dict)
-    open_loop: list[str] = field(default_factory=list)  # parameters updated without feedback
 
 
 class DDPNOpt(torch.optim.Optimizer):
@@ -159,8 +143,7 @@ class DDPNOpt(torch.optim.Optimizer):
         )
         self.relax = relax
         self._names = {p: name for name, p in model.named_parameters()}
-        for group in self.param_groups:
-            self._check_group(group)
+        self._groups = Groups(self.param_groups, self._names, curvature)
         mine = {p for group in self.param_groups for p in group["params"]}
         units = find_units(model, mine, frozenset(exclude))
         self._capture = Capture(model, units, skip_weight_grads=feedback and not weight_grads)
@@ -168,25 +151,14 @@ class DDPNOpt(torch.optim.Optimizer):
 
     # -- setting up --------------------------------------------------------------------------------------------------
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        for option in ("lr", "momentum", "weight_decay"):
-            require(float(group[option]) >= 0, option, group[option], "zero or positive")
-        self._check_momentum(group)
-        for p in group["params"]:
-            if p not in self._names:
-                raise OptionError(f"params: a parameter of shape {tuple(p.shape)} does not belong to the model.")
-
-    def _check_momentum(self, group: dict[str, Any]) -> None:
-        if isinstance(self.curvature, Adam) and group["momentum"]:
-            raise OptionError(
-                f"momentum={group['momentum']} is not for curvature='adam', which has its own: set Adam(betas=…), and "
-                "cycle_momentum=False in OneCycleLR."
-            )
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        if hasattr(self, "_names"):  # not yet while the base class sets up the first groups
-            self._check_group(self.param_groups[-1])
+        if hasattr(self, "_groups"):  # not yet while the base class sets up the first ones
+            self._groups.check(self.param_groups[-1])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._groups.groups = self.param_groups  # load_state_dict puts new ones in their place
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("DDPNOpt holds hooks on the model and cannot be pickled: save opt.state_dict() instead.")
@@ -296,11 +268,13 @@ class DDPNOpt(torch.optim.Optimizer):
     ) -> list[Tensor] | None:
         """The forward pass; where the loss of the same batch would rise, a shorter one, at last none."""
         found = losses(recording, self.method.mean)
-        before = total_loss([z for z, _ in found], found) + self._stage_cost()
+        if not recording.used_outputs():
+            return cast("list[Tensor]", forward())  # the model computes its loss itself: no outputs to judge by
+        before = total_loss([z for z, _ in found], found) + self._groups.stage_cost()
         states = {p: dict(self.state[p]) for p in old}
         for attempt in range(ATTEMPTS):
             outputs: list[Tensor] = forward()
-            if len(outputs) != len(found) or total_loss(outputs, found) + self._stage_cost() <= before:
+            if total_loss(recording.used(outputs), found) + self._groups.stage_cost() <= before:
                 return outputs
             for p, weight in old.items():
                 p.copy_(weight)
@@ -309,11 +283,6 @@ class DDPNOpt(torch.optim.Optimizer):
             self.report.shortened += attempt == 0
         self.report.undone += 1
         return None
-
-    def _stage_cost(self) -> float:
-        """Weight decay as a cost, lambda |u|^2 / 2."""
-        decayed = [g for g in self.param_groups if g["weight_decay"]]
-        return float(sum(0.5 * g["weight_decay"] * p.square().sum() for g in decayed for p in g["params"]))
 
     def _is_chain(self, recording: Recording) -> bool:
         """Whether each layer reads just the layer before it; found out once for each sequence of layers."""
@@ -328,10 +297,10 @@ class DDPNOpt(torch.optim.Optimizer):
     ) -> Stage:
         parameters = captured.unit.parameters
         dtype = parameters[0].dtype  # autocast may have made the rest smaller
-        group, l_u = self._settings(captured.name, parameters, [old[p] for p in parameters])
-        penalty = self._penalty(captured, dtype)
-        if penalty is not None:
-            l_u = penalty if l_u is None else [a + b for a, b in zip(l_u, penalty, strict=True)]
+        group, l_u = self._groups.settings(captured.name, parameters, [old[p] for p in parameters])
+        extra = penalty(captured, dtype)
+        if extra is not None:
+            l_u = extra if l_u is None else [a + b for a, b in zip(l_u, extra, strict=True)]
         problem = Problem(
             captured.name, captured.layer, captured.x.to(dtype), [old[p] for p in parameters], float(group["lr"]),
             [p.to(dtype) for p in p_h], [None if p is None else p.to(dtype) for p in p_x], l_u, captured.p_h_dot_h,
@@ -340,43 +309,6 @@ class DDPNOpt(torch.optim.Optimizer):
         if state.setdefault("parts", len(parameters)) != len(parameters):
             state.clear()  # the bias has been frozen or set free: begin anew
         return Stage(problem, state, list(parameters), group["momentum"])
-
-    @staticmethod
-    def _penalty(captured: Captured, dtype: torch.dtype) -> Parts | None:
-        """What the loss has on the weights beside the layer's output (a norm of them, another use): part of l_u."""
-        parameters = captured.unit.parameters
-        if all(p.grad is None for p in parameters):
-            return None
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        if captured.skipped:  # the layer's own part has not been computed, so this is something else
-            return grads
-        assert captured.p_h is not None
-        own = captured.layer.grad(captured.x.to(dtype), captured.p_h.to(dtype))
-        other = [g - o for g, o in zip(grads, own, strict=True)]
-        rounding = 1e3 * torch.finfo(dtype).eps
-        return other if norm(other) > rounding * norm(own) else None
-
-    def _settings(self, name: str, parameters: list[nn.Parameter], u: Parts) -> tuple[dict[str, Any], Parts | None]:
-        """The group of a layer, and l_u of its parameters."""
-        groups = [self._group(p) for p in parameters]
-        for group in groups:
-            self._check_momentum(group)
-        for option in ("lr", "momentum"):
-            if groups[0][option] != groups[-1][option]:
-                raise OptionError(
-                    f"Weight and bias of layer '{name}' are in parameter groups with {option}={groups[0][option]} and "
-                    f"{groups[-1][option]}: a layer is one control and needs one {option}. Groups may differ in "
-                    "weight_decay."
-                )
-        if not any(group["weight_decay"] for group in groups):
-            return groups[0], None
-        return groups[0], [w * group["weight_decay"] for w, group in zip(u, groups, strict=True)]
-
-    def _group(self, parameter: nn.Parameter) -> dict[str, Any]:
-        for group in self.param_groups:
-            if any(p is parameter for p in group["params"]):
-                return group
-        raise KeyError(self._names[parameter])
 
     def _tell(self, rest: list[nn.Parameter]) -> None:
         """Say once which parameters get no feedback."""
@@ -412,7 +344,7 @@ class DDPNOpt(torch.optim.Optimizer):
         layer: Layer | None,
         watched: Any,
     ) -> None:
-        group, l_u = self._settings(name, parameters, [p.detach() for p in parameters])
+        group, l_u = self._groups.settings(name, parameters, [p.detach() for p in parameters])
         gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         seen = Seen(lambda: gradient, l_u, layer, **watched)
         state = self.state[parameters[0]]
@@ -432,12 +364,5 @@ class DDPNOpt(torch.optim.Optimizer):
         found = losses(recording, self.method.mean)
         report.loss = found[0][1].kind
         report.actual = None
-        if outputs is not None and len(found) == len(outputs):
-            report.actual = total_loss(outputs, found) - total_loss([z for z, _ in found], found)
-
-
-def total_loss(outputs: list[Tensor], found: list[tuple[Tensor, Loss]]) -> float:
-    """The batch loss at some outputs, above the least possible; infinite where it is not a number."""
-    pairs = zip(outputs, found, strict=True)
-    total = float(sum(loss.shares(z.to(loss.target.dtype)).sum() for z, (_, loss) in pairs))
-    return total if math.isfinite(total) else math.inf
+        if outputs is not None and recording.used_outputs():
+            report.actual = total_loss(recording.used(outputs), found) - total_loss([z for z, _ in found], found)

@@ -54,9 +54,21 @@ class Recording:
     names: set[str] = field(default_factory=set)
     outputs: list[Tensor] = field(default_factory=list)
     q: list[Tensor | None] = field(default_factory=list)  # gradients at the outputs
+    floating_outputs: int = 0  # how many there are, with or without gradient
+    positions: list[int] = field(default_factory=list)  # of those outputs among all floating ones
     losses: list[tuple[Tensor, Loss]] | None = None  # recognised at the outputs, once somebody has asked
     backwards: int = 0  # how many backward passes have come through
     arrived: list[Recording] = field(default_factory=list)  # shared: all recordings that a gradient has come to
+
+    def used_outputs(self) -> list[int]:
+        """Which of `outputs` the loss was computed from: those with a gradient and the batch in dimension 0."""
+        B = self.stages[0].x.shape[0]
+        pairs = zip(self.outputs, self.q, strict=True)
+        return [k for k, (z, q) in enumerate(pairs) if q is not None and z.dim() > 0 and z.shape[0] == B]
+
+    def used(self, outputs: list[Tensor]) -> list[Tensor]:
+        """The same outputs among those of a replay."""
+        return [outputs[self.positions[k]] for k in self.used_outputs()]
 
     def __post_init__(self) -> None:
         self._inputs = [(t, t._version) for t in tree_leaves((self.args, self.kwargs)) if isinstance(t, Tensor)]

@@ -12,6 +12,7 @@ from torch import Tensor
 from ddpnopt.curvature import Curvature, Seen, State
 from ddpnopt.layers import Layer, Parts
 from ddpnopt.metric import Metric
+from ddpnopt.report import LayerReport
 from ddpnopt.value.base import Displacement, Policy, Problem, ValueFunction, inner
 
 Replay = Callable[[Callable[[int, Tensor], None], Callable[[int, Tensor], None]], list[Tensor]]
@@ -26,15 +27,6 @@ class Stage:
     state: State
     weights: list[Tensor]
     momentum: float
-
-
-@dataclass(eq=False)
-class LayerReport:
-    """What one layer did in one step."""
-
-    open_loop: float  # norm of eta M^-1 Q_u
-    feedback: float  # norm of eta M^-1 Q_ux dx
-    update: float  # norm of what was added to the weights
 
 
 @dataclass(eq=False)

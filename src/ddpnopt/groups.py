@@ -1,0 +1,84 @@
+"""Parameter groups as the layers see them: one learning rate and momentum a layer, and its stage cost l_u."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddpnopt.curvature import Adam, Curvature, require
+from ddpnopt.errors import OptionError
+from ddpnopt.layers import Parts
+from ddpnopt.recording import Stage
+from ddpnopt.sweep import norm
+
+Group = dict[str, Any]
+
+
+class Groups:
+    """The groups of an optimizer, by parameter."""
+
+    def __init__(self, groups: list[Group], names: dict[nn.Parameter, str], curvature: Curvature) -> None:
+        self.groups, self.names, self.curvature = groups, names, curvature
+        for group in groups:
+            self.check(group)
+
+    def check(self, group: Group) -> None:
+        """Complain about settings that make no sense, and parameters that are not the model's."""
+        for option in ("lr", "momentum", "weight_decay"):
+            require(float(group[option]) >= 0, option, group[option], "zero or positive")
+        self._check_momentum(group)
+        for p in group["params"]:
+            if p not in self.names:
+                raise OptionError(f"params: a parameter of shape {tuple(p.shape)} does not belong to the model.")
+
+    def _check_momentum(self, group: Group) -> None:  # at each step, too: a scheduler may have set it
+        if isinstance(self.curvature, Adam) and group["momentum"]:
+            raise OptionError(
+                f"momentum={group['momentum']} is not for curvature='adam', which has its own: set Adam(betas=…), and "
+                "cycle_momentum=False in OneCycleLR."
+            )
+
+    def of(self, parameter: nn.Parameter) -> Group:
+        """The group that a parameter is in."""
+        for group in self.groups:
+            if any(p is parameter for p in group["params"]):
+                return group
+        raise KeyError(self.names[parameter])
+
+    def settings(self, name: str, parameters: list[nn.Parameter], u: Parts) -> tuple[Group, Parts | None]:
+        """The group of a layer, and l_u of its parameters by weight decay."""
+        groups = [self.of(p) for p in parameters]
+        for group in groups:
+            self._check_momentum(group)
+        for option in ("lr", "momentum"):
+            if groups[0][option] != groups[-1][option]:
+                raise OptionError(
+                    f"Weight and bias of layer '{name}' are in parameter groups with {option}={groups[0][option]} and "
+                    f"{groups[-1][option]}: a layer is one control and needs one {option}. Groups may differ in "
+                    "weight_decay."
+                )
+        if not any(group["weight_decay"] for group in groups):
+            return groups[0], None
+        return groups[0], [w * group["weight_decay"] for w, group in zip(u, groups, strict=True)]
+
+    def stage_cost(self) -> float:
+        """Weight decay as a cost, lambda |u|^2 / 2."""
+        decayed = [g for g in self.groups if g["weight_decay"]]
+        return float(sum(0.5 * g["weight_decay"] * p.square().sum() for g in decayed for p in g["params"]))
+
+
+def penalty(captured: Stage, dtype: torch.dtype) -> Parts | None:
+    """What the loss has on the weights beside the layer's output (a norm of them, another use): part of l_u."""
+    parameters = captured.unit.parameters
+    if all(p.grad is None for p in parameters):
+        return None
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    if captured.skipped:  # the layer's own part has not been computed, so this is something else
+        return grads
+    assert captured.p_h is not None
+    own = captured.layer.grad(captured.x.to(dtype), captured.p_h.to(dtype))
+    other = [g - o for g, o in zip(grads, own, strict=True)]
+    rounding = 1e3 * torch.finfo(dtype).eps
+    return other if norm(other) > rounding * norm(own) else None

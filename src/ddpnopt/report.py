@@ -1,0 +1,30 @@
+"""What a step tells about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class LayerReport:
+    """What one layer did in one step."""
+
+    open_loop: float  # norm of eta M^-1 Q_u
+    feedback: float  # norm of eta M^-1 Q_ux dx
+    update: float  # norm of what was added to the weights
+
+
+@dataclass
+class Report:
+    """What the last step did. With `diagnostics=True` all of it, else only what costs nothing."""
+
+    step: int = 0
+    skipped: int = 0  # steps not taken so far because something was not finite (on_nonfinite="skip")
+    loss: str | None = None  # which loss was recognised
+    predicted: float | None = None  # change of the batch loss by the quadratic model
+    actual: float | None = None  # change of the batch loss on the same batch, by the new outputs
+    shortened: int = 0  # steps so far that were shortened because the loss of the same batch would have risen
+    undone: int = 0  # … and those given up
+    guarded: float | None = None  # share of sample-layers with s > 1
+    layers: dict[str, LayerReport] = field(default_factory=dict)
+    open_loop: list[str] = field(default_factory=list)  # parameters updated without feedback
