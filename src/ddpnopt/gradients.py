@@ -6,6 +6,7 @@ For sample i it is the vector P_u[i] = g_u' p_i. Three questions are asked of th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -29,6 +30,9 @@ class SampleGradients(Protocol):
 
     def combine(self, w: Tensor) -> Parts:
         """P_u w = sum_i w_i p_u[i]."""
+
+    def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
+        """u <- u + alpha P_u w, without writing the sum out where that can be avoided."""
 
 
 class RankOne:
@@ -70,8 +74,25 @@ class RankOne:
     def combine(self, w: Tensor) -> Parts:
         return self.layer.grad(self.x, scale_samples(w, self.p))
 
+    def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
+        v = scale_samples(w, self.p)
+        u[0].addmm_(v.T, self.x, alpha=alpha)
+        if self.layer.bias:
+            u[1].add_(v.sum(0), alpha=alpha)
 
-class Explicit:
+
+class _WrittenOut(ABC):
+    """Forms whose sum is written out before it is added."""
+
+    @abstractmethod
+    def combine(self, w: Tensor) -> Parts: ...
+
+    def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
+        for weight, part in zip(u, self.combine(w), strict=True):
+            weight.add_(part, alpha=alpha)
+
+
+class Explicit(_WrittenOut):
     """Gradients written out, (B, parameters): convolutions, and token models with small layers."""
 
     def __init__(self, layer: Layer, x: Tensor, p: Tensor) -> None:
@@ -108,7 +129,7 @@ class Explicit:
         return [weight] if self.bias is None else [weight, w @ self.bias.flatten(1)]
 
 
-class ByPlaces:
+class ByPlaces(_WrittenOut):
     """Few places and large weights (tokens): inner products through the places, sums through one gradient."""
 
     def __init__(self, layer: Layer, x: Tensor, p: Tensor) -> None:

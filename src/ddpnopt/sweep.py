@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ddpnopt.curvature import Curvature, Seen, State
+from ddpnopt.curvature import Curvature, Identity, Seen, State
 from ddpnopt.layers import Layer, Parts
 from ddpnopt.metric import Metric
 from ddpnopt.report import LayerReport
@@ -85,10 +85,13 @@ def _control(
     """Line 16: u* = u + du*(dx)."""
     problem = stage.problem
     d = policy(x_hat)
-    step = descend(stage.weights, stage.state, d, problem.eta, stage.momentum, curvature, metric, problem.layer)
+    if log is None and not stage.momentum and isinstance(curvature, Identity):
+        d.add_to(stage.weights, -problem.eta)  # nothing to average or to precondition: no need to write d out
+        return
+    step = descend(stage.weights, stage.state, d.parts(), problem.eta, stage.momentum, curvature, metric, problem.layer)
     if log is not None:
-        open_loop = policy(None)
-        feedback = [a - b for a, b in zip(d, open_loop, strict=True)]
+        open_loop = policy(None).parts()
+        feedback = [a - b for a, b in zip(d.parts(), open_loop, strict=True)]
         log.layers[problem.name] = LayerReport(
             problem.eta * norm(metric.solve(problem.layer, open_loop)),
             problem.eta * norm(metric.solve(problem.layer, feedback)),
@@ -125,7 +128,7 @@ def predicted_change(stages: list[Stage], value: ValueFunction, policies: Polici
         return known
     total = 0.0
     for stage, (policy, metric) in zip(stages, policies, strict=True):
-        Q_u = policy(None)
+        Q_u = policy(None).parts()
         total -= stage.problem.eta * float(inner(Q_u, metric.solve(stage.problem.layer, Q_u)))
     return total
 

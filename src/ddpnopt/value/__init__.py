@@ -1,8 +1,8 @@
 """The value functions: what form V has, and its recursion backward through the layers."""
 
-from ddpnopt.value.base import Displacement, Policy, Problem, ValueFunction
+from ddpnopt.value.base import Direction, Displacement, Policy, Problem, ValueFunction
 from ddpnopt.value.batch import Batch
 from ddpnopt.value.full import Full
 from ddpnopt.value.outer import Outer
 
-__all__ = ["Batch", "Displacement", "Full", "Outer", "Policy", "Problem", "ValueFunction"]
+__all__ = ["Batch", "Direction", "Displacement", "Full", "Outer", "Policy", "Problem", "ValueFunction"]

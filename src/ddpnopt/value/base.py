@@ -36,8 +36,35 @@ class Problem:
         return sample_gradients(self.layer, torch.cat([self.x] * R), torch.cat(self.p_h), coupled=True)
 
 
-Policy = Callable[[Tensor | None], Parts]
-"""d(x^) = Q_u + Q_ux dx summed over the batch, so that du = -eta M^-1 d; None stands for dx = 0."""
+@dataclass(eq=False)
+class Direction:
+    """d = Q_u + Q_ux dx summed over the batch: written out, or as weights w of the samples' gradients and l_u."""
+
+    written: Parts | None = None
+    gradients: SampleGradients | None = None
+    w: Tensor | None = None
+    l_u: Parts | None = None
+
+    def parts(self) -> Parts:
+        if self.written is None:
+            assert self.gradients is not None
+            assert self.w is not None
+            self.written = add(self.gradients.combine(self.w), self.l_u)
+        return self.written
+
+    def add_to(self, u: list[Tensor], alpha: float) -> None:
+        """u <- u + alpha d."""
+        if self.written is None and self.gradients is not None and self.w is not None:
+            self.gradients.add_to(u, self.w, alpha)
+            extra = self.l_u
+        else:
+            extra = self.parts()
+        for weight, part in zip(u, extra or [], strict=extra is not None):
+            weight.add_(part, alpha=alpha)
+
+
+Policy = Callable[[Tensor | None], Direction]
+"""d(x^), so that du = -eta M^-1 d; None stands for dx = 0."""
 
 
 class ValueFunction(Protocol):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ddpnopt.layers import Parts, per_sample_dot, scale_samples
 from ddpnopt.metric import Metric
-from ddpnopt.value.base import Displacement, Policy, Problem, add
+from ddpnopt.value.base import Direction, Displacement, Policy, Problem
 
 FLOOR = 0.03  # least damping, relative to the mean diagonal of what is damped
 
@@ -78,10 +78,10 @@ class Batch:
 
         self._v = lambda: weights(-m, 1.0)
 
-        def policy(x_hat: Tensor | None) -> Parts:
+        def policy(x_hat: Tensor | None) -> Direction:
             c = self.displacement.at(stage, x_hat)
             w = weights(-m if c is None else c.double() - m, self.fraction)
-            return add(gradients.combine(w), stage.l_u)
+            return Direction(None, gradients, w, stage.l_u)
 
         return policy
 

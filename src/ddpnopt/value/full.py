@@ -21,7 +21,7 @@ from ddpnopt.layers import Parts
 from ddpnopt.metric import Metric
 from ddpnopt.sample_metric import mixed_terms, output_metric
 from ddpnopt.segment import Segment
-from ddpnopt.value.base import Policy, Problem, add
+from ddpnopt.value.base import Direction, Policy, Problem, add
 
 
 class Full:
@@ -57,9 +57,9 @@ class Full:
         if self.segments:  # there is a stage before this one
             gain, mixed = self._recurse(stage, metric, V_h, V_hh)
 
-        def policy(x_hat: Tensor | None) -> Parts:
+        def policy(x_hat: Tensor | None) -> Direction:
             if x_hat is None:
-                return add(layer.grad(x, V_h.view(shape)), stage.l_u)
+                return Direction(add(layer.grad(x, V_h.view(shape)), stage.l_u))
             dx = x_hat.to(x.dtype) - x
             V = V_h + (gain @ layer.apply(dx, W).flatten(1)[:, :, None])[:, :, 0]
             if mixed is not None:
@@ -67,7 +67,7 @@ class Full:
             d = layer.grad(x, V.view(shape))
             if self.order == 2:
                 d[0] = d[0] + layer.grad(dx, V_h.view(shape))[0]
-            return add(d, stage.l_u)
+            return Direction(add(d, stage.l_u))
 
         return policy
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from ddpnopt.gradients import sample_gradients
 from ddpnopt.layers import Parts, per_sample_dot, scale_samples
 from ddpnopt.metric import Metric
-from ddpnopt.value.base import Displacement, Policy, Problem, add
+from ddpnopt.value.base import Direction, Displacement, Policy, Problem, add
 
 
 class Outer:
@@ -65,14 +65,14 @@ class Outer:
         self.L = L * keep
         gain = self.L if self.guard else L  # of the feedback
 
-        def policy(x_hat: Tensor | None) -> Parts:
+        def policy(x_hat: Tensor | None) -> Direction:
             c = self.displacement.at(stage, x_hat)
             if a is None:
                 w = v if c is None else v + gain * c.to(L.dtype)
-                return add(zeta.combine(w), stage.l_u)
+                return Direction(None, zeta, w, stage.l_u)
             V = scale_samples(v, stage.p_h[0])
             extra = a if c is None else a + gain * c[len(L) :].to(L.dtype)
-            return add(stage.layer.grad(stage.x, V + scale_samples(extra, stage.p_h[1])), stage.l_u)
+            return Direction(add(stage.layer.grad(stage.x, V + scale_samples(extra, stage.p_h[1])), stage.l_u))
 
         return policy
 
