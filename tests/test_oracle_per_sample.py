@@ -120,7 +120,7 @@ def test_full_equals_algorithm_1_in_gains_values_and_weights(
     spy = Spy(monkeypatch)
     z, q = take_step(
         net, X, y, lr=eta, value="full", terminal="cross_entropy", curvature=curvature, order=order, guard=guard,
-        vxx_reg=vxx_reg, weight_decay=weight_decay,
+        vxx_reg=vxx_reg, weight_decay=weight_decay, diagnostics=True,  # keeps the policies for the spy
     )  # fmt: skip
     result = oracle.ddp(
         steps, X, q, exact_hessian(z), eta=eta, kind=kind, order=order, guard=guard, vxx_reg=vxx_reg,

@@ -16,7 +16,7 @@ from ddpnopt.curvature import Adam, Curvature, Identity, RMSprop, Seen, require
 from ddpnopt.errors import ModelError, NonFiniteError, OpenLoopWarning, OptionError, StepError
 from ddpnopt.groups import Groups, penalty
 from ddpnopt.kronecker import EKFAC, KFAC
-from ddpnopt.layers import Layer
+from ddpnopt.layers import Layer, Parts
 from ddpnopt.loss import total_loss
 from ddpnopt.method import Method, losses
 from ddpnopt.recording import Recording
@@ -205,8 +205,10 @@ class DDPNOpt(torch.optim.Optimizer):
         incoming = [stage.p_h for stage in captured if stage.p_h is not None]
         self._require_finite(incoming + [p.grad for p in rest if p.grad is not None], "the gradient of the loss")
 
-        old = {p: p.detach().clone() for p in (*mine, *rest)}
-        states = {p: dict(self.state[p]) for p in old}
+        old = {p: p.detach().clone() for p in rest}  # and those of the layers, as their turn comes
+        if not self.feedback:
+            old |= {p: p.detach().clone() for p in mine}
+        states = {p: dict(self.state[p]) for p in (*mine, *rest)}
         try:
             outputs = None
             if recording is not None and self.feedback:
@@ -215,12 +217,16 @@ class DDPNOpt(torch.optim.Optimizer):
                 self._open_loop(rest)
                 for stage in captured:
                     self._without_feedback(stage)
-            self._require_finite([p.detach() for p in old] + (outputs or []), "a weight or output after the step")
+            self._require_finite([p.detach() for p in states] + (outputs or []), "a weight or output after the step")
         except BaseException:
-            for p, weight in old.items():
-                p.copy_(weight)
-                self.state[p] = states[p]
+            self._take_back(old, states)
             raise
+
+    def _take_back(self, old: dict[nn.Parameter, Tensor], states: dict[Any, dict[str, Any]]) -> None:
+        for p, weight in old.items():
+            p.copy_(weight)
+        for p, state in states.items():
+            self.state[p] = dict(state)
 
     @staticmethod
     def _require_finite(tensors: list[Tensor], what: str) -> None:
@@ -238,14 +244,18 @@ class DDPNOpt(torch.optim.Optimizer):
         self, recording: Recording, old: dict[nn.Parameter, Tensor], rest: list[nn.Parameter]
     ) -> list[Tensor] | None:
         """Algorithm 3 on the captured layers; the new outputs."""
-        displacement = Displacement(self._is_chain(recording))
+        once = self.method.value != "batch" and not self.diagnostics  # the forward pass will not be repeated
+        displacement = Displacement(self._is_chain(recording), once)
         (p_h, p_x), value = self.method.start(self._capture, recording, displacement, self.relax)
+        if not once:
+            losses(recording, self.method.mean)  # now, while the stages are whole
         stages = [
             self._stage(stage, old, [h[t] for h in p_h], [x[t] for x in p_x])
             for t, stage in enumerate(recording.stages)
         ]
-        B = recording.stages[0].x.shape[0]
-        policies = backward_pass(stages, value, self.curvature, float(B) if self.method.mean else 1.0)
+        del p_h, p_x  # the stages have them
+        scale = float(recording.batch_size) if self.method.mean else 1.0
+        policies = backward_pass(stages, value, self.curvature, scale)
         log = Log() if self.diagnostics else None
         if log is not None:
             self.report.predicted = predicted_change(stages, value, policies)
@@ -253,7 +263,7 @@ class DDPNOpt(torch.optim.Optimizer):
         def forward() -> list[Tensor] | None:
             self._open_loop(rest)  # not before the backward pass, which looks at the old network
             replay = partial(self._capture.replay, recording) if self.closed_loop else None
-            return forward_pass(stages, policies, self.curvature, replay, displacement, log)
+            return forward_pass(stages, policies, self.curvature, replay, displacement, log, once=once)
 
         if isinstance(value, Batch) and self.closed_loop:
             outputs = self._trusted(recording, value, old, forward)
@@ -271,14 +281,12 @@ class DDPNOpt(torch.optim.Optimizer):
         if not recording.used_outputs():
             return cast("list[Tensor]", forward())  # the model computes its loss itself: no outputs to judge by
         before = total_loss([z for z, _ in found], found) + self._groups.stage_cost()
-        states = {p: dict(self.state[p]) for p in old}
+        states = {p: dict(state) for p, state in self.state.items()}
         for attempt in range(ATTEMPTS):
             outputs: list[Tensor] = forward()
             if total_loss(recording.used(outputs), found) + self._groups.stage_cost() <= before:
                 return outputs
-            for p, weight in old.items():
-                p.copy_(weight)
-                self.state[p] = dict(states[p])
+            self._take_back(old, states)
             value.fraction /= 4
             self.report.shortened += attempt == 0
         self.report.undone += 1
@@ -297,18 +305,27 @@ class DDPNOpt(torch.optim.Optimizer):
     ) -> Stage:
         parameters = captured.unit.parameters
         dtype = parameters[0].dtype  # autocast may have made the rest smaller
-        group, l_u = self._groups.settings(captured.name, parameters, [old[p] for p in parameters])
+        u = [p.detach() for p in parameters]
+        group, l_u = self._groups.settings(captured.name, parameters, u)
         extra = penalty(captured, dtype)
         if extra is not None:
             l_u = extra if l_u is None else [a + b for a, b in zip(l_u, extra, strict=True)]
         problem = Problem(
-            captured.name, captured.layer, captured.x.to(dtype), [old[p] for p in parameters], float(group["lr"]),
+            captured.name, captured.layer, captured.x.to(dtype), u, float(group["lr"]),
             [p.to(dtype) for p in p_h], [None if p is None else p.to(dtype) for p in p_x], l_u, captured.p_h_dot_h,
         )  # fmt: skip
+        captured.let_go()
         state = self.state[parameters[0]]
         if state.setdefault("parts", len(parameters)) != len(parameters):
             state.clear()  # the bias has been frozen or set free: begin anew
-        return Stage(problem, state, list(parameters), group["momentum"])
+
+        def backup() -> Parts:
+            for p in parameters:
+                if p not in old:
+                    old[p] = p.detach().clone()
+            return [old[p] for p in parameters]
+
+        return Stage(problem, state, list(parameters), group["momentum"], backup)
 
     def _tell(self, rest: list[nn.Parameter]) -> None:
         """Say once which parameters get no feedback."""

@@ -31,6 +31,10 @@ class Stage:
     _h: Tensor | None = None
     _version: int = 0
 
+    def let_go(self) -> None:
+        """Forget the tensors of the size of the activations: somebody else has them now."""
+        self.x, self.p_h, self.p_x = self.x.new_empty(0), None, None
+
     @property
     def name(self) -> str:
         return self.unit.name
@@ -54,6 +58,7 @@ class Recording:
     names: set[str] = field(default_factory=set)
     outputs: list[Tensor] = field(default_factory=list)
     q: list[Tensor | None] = field(default_factory=list)  # gradients at the outputs
+    batch_size: int = 0
     floating_outputs: int = 0  # how many there are, with or without gradient
     positions: list[int] = field(default_factory=list)  # of those outputs among all floating ones
     losses: list[tuple[Tensor, Loss]] | None = None  # recognised at the outputs, once somebody has asked
@@ -62,7 +67,7 @@ class Recording:
 
     def used_outputs(self) -> list[int]:
         """Which of `outputs` the loss was computed from: those with a gradient and the batch in dimension 0."""
-        B = self.stages[0].x.shape[0]
+        B = self.batch_size
         pairs = zip(self.outputs, self.q, strict=True)
         return [k for k, (z, q) in enumerate(pairs) if q is not None and z.dim() > 0 and z.shape[0] == B]
 
@@ -75,6 +80,8 @@ class Recording:
 
     def check(self) -> None:
         """Complain about what a step cannot be taken from."""
+        if self.stages and self.stages[0].x.dim():
+            self.batch_size = self.stages[0].x.shape[0]
         for stage in self.stages:
             if stage.x._version != stage.x_version:
                 raise ModelError(

@@ -13,7 +13,7 @@ from ddpnopt.curvature import Curvature, Identity, Seen, State
 from ddpnopt.layers import Layer, Parts
 from ddpnopt.metric import Metric
 from ddpnopt.report import LayerReport
-from ddpnopt.value.base import Displacement, Policy, Problem, ValueFunction, inner
+from ddpnopt.value.base import Direction, Displacement, Policy, Problem, ValueFunction, inner
 
 Replay = Callable[[Callable[[int, Tensor], None], Callable[[int, Tensor], None]], list[Tensor]]
 """Runs the forward pass again, calling control(t, x^) before and observe(t, h^) after each stage; the outputs."""
@@ -27,6 +27,7 @@ class Stage:
     state: State
     weights: list[Tensor]
     momentum: float
+    backup: Callable[[], Parts]  # copies the weights away before they are changed
 
 
 @dataclass(eq=False)
@@ -59,8 +60,13 @@ def forward_pass(
     replay: Replay | None,
     displacement: Displacement,
     log: Log | None = None,
+    *,
+    once: bool = False,
 ) -> list[Tensor] | None:
-    """Lines 14 to 18, the additional forward pass; the new outputs. Without `replay` k alone is applied."""
+    """Lines 14 to 18, the additional forward pass; the new outputs. Without `replay` k alone is applied.
+
+    `once` says that it will not be repeated: what a stage has kept is let go as soon as it is behind.
+    """
     if replay is None:
         for stage, (policy, metric) in zip(stages, policies, strict=True):
             _control(stage, policy, metric, curvature, None, log)
@@ -74,6 +80,9 @@ def forward_pass(
 
     def observe(t: int, h_hat: Tensor) -> None:
         displacement.after(stages[t].problem, x_hats.pop(t), h_hat, stages[t].weights)
+        if once:
+            policies[t] = (_used_up, policies[t][1])
+            stages[t].problem.let_go()
 
     displacement.reset()
     return replay(control, observe)
@@ -85,6 +94,7 @@ def _control(
     """Line 16: u* = u + du*(dx)."""
     problem = stage.problem
     d = policy(x_hat)
+    problem.u = stage.backup()
     if log is None and not stage.momentum and isinstance(curvature, Identity):
         d.add_to(stage.weights, -problem.eta)  # nothing to average or to precondition: no need to write d out
         return
@@ -97,6 +107,10 @@ def _control(
             problem.eta * norm(metric.solve(problem.layer, feedback)),
             problem.eta * norm(step),
         )
+
+
+def _used_up(x_hat: Tensor | None) -> Direction:
+    raise RuntimeError("this policy has been applied and let go")
 
 
 def descend(

@@ -28,6 +28,10 @@ class Problem:
     l_u: Parts | None = None  # gradient of the stage cost (weight decay)
     p_h_dot_h: Tensor | None = None  # <p_h, h> of the gradient, where known
 
+    def let_go(self) -> None:
+        """Forget the tensors of the size of the activations."""
+        self.x, self.p_h, self.p_x = self.x.new_empty(0), [], []
+
     def gradients(self) -> SampleGradients:
         """P_u of all columns: column r of sample i is row r B + i."""
         R = len(self.p_h)
@@ -95,8 +99,8 @@ class Displacement:
     <p_h, h^ - h> - <p_x, x^ - x>.
     """
 
-    def __init__(self, chain: bool) -> None:
-        self.chain = chain
+    def __init__(self, chain: bool, once: bool = False) -> None:
+        self.chain, self.once = chain, once  # once: p_x is let go as soon as it has been asked for
         self._ledger: list[Tensor] | None = None
 
     def reset(self) -> None:
@@ -111,7 +115,10 @@ class Displacement:
             if stage.p_x[0] is None:
                 return None
             dx = x_hat.to(stage.x.dtype) - stage.x
-            return torch.cat([per_sample_dot(p, dx) for p in stage.p_x if p is not None])
+            c = torch.cat([per_sample_dot(p, dx) for p in stage.p_x if p is not None])
+            if self.once:
+                stage.p_x = []
+            return c
         return None if self._ledger is None else torch.cat(self._ledger)
 
     def after(self, stage: Problem, x_hat: Tensor, h_hat: Tensor, new_u: Parts) -> None:

@@ -52,7 +52,7 @@ class Full:
         V_h, V_hh = self._h()
         self._at_h = None
         shape = stage.p_h[0].shape
-        layer, x, W = stage.layer, stage.x, stage.u[:1]
+        layer, x = stage.layer, stage.x
         gain, mixed = V_hh, None  # K dx adds g_u' (gain W dx - mixed dx) (and V_h . g_ux dx for order 2) to d
         if self.segments:  # there is a stage before this one
             gain, mixed = self._recurse(stage, metric, V_h, V_hh)
@@ -61,7 +61,7 @@ class Full:
             if x_hat is None:
                 return Direction(add(layer.grad(x, V_h.view(shape)), stage.l_u))
             dx = x_hat.to(x.dtype) - x
-            V = V_h + (gain @ layer.apply(dx, W).flatten(1)[:, :, None])[:, :, 0]
+            V = V_h + (gain @ layer.apply(dx, stage.u[:1]).flatten(1)[:, :, None])[:, :, 0]
             if mixed is not None:
                 V = V - (mixed @ dx.flatten(1)[:, :, None])[:, :, 0]
             d = layer.grad(x, V.view(shape))
