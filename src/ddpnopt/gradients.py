@@ -16,6 +16,7 @@ from torch import Tensor
 from ddpnopt.layers import Layer, Parts, scale_samples
 from ddpnopt.metric import Metric
 
+SAMPLES = 128  # taken together in an update
 CHUNK = 2**24  # numbers held at once where a Gram matrix goes through explicit gradients
 
 
@@ -75,10 +76,12 @@ class RankOne:
         return self.layer.grad(self.x, scale_samples(w, self.p))
 
     def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
-        v = scale_samples(w, self.p)
-        u[0].addmm_(v.T, self.x, alpha=alpha)
-        if self.layer.bias:
-            u[1].add_(v.sum(0), alpha=alpha)
+        # some samples at a time: the weighted gradients need not all stand beside the others
+        for weights, x, p in zip(w.split(SAMPLES), self.x.split(SAMPLES), self.p.split(SAMPLES), strict=True):
+            v = scale_samples(weights, p)
+            u[0].addmm_(v.T, x, alpha=alpha)
+            if self.layer.bias:
+                u[1].add_(v.sum(0), alpha=alpha)
 
 
 class _WrittenOut(ABC):

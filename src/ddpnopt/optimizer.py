@@ -202,8 +202,9 @@ class DDPNOpt(torch.optim.Optimizer):
             raise StepError("step() without a backward pass: call loss.backward() first.")
         if self.feedback:
             self._tell(rest)
-        incoming = [stage.p_h for stage in captured if stage.p_h is not None]
-        self._require_finite(incoming + [p.grad for p in rest if p.grad is not None], "the gradient of the loss")
+        incoming = (stage.p_h for stage in captured)  # not kept: the stages are to let go of them one by one
+        gradients = (p.grad for p in rest)
+        self._require_finite([g for g in (*incoming, *gradients) if g is not None], "the gradient of the loss")
 
         old = {p: p.detach().clone() for p in rest}  # and those of the layers, as their turn comes
         if not self.feedback:

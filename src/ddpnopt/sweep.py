@@ -74,15 +74,22 @@ def forward_pass(
 
     x_hats: dict[int, Tensor] = {}
 
+    def let_go(t: int) -> None:
+        policies[t] = (_used_up, policies[t][1])
+        stages[t].problem.let_go()
+
     def control(t: int, x_hat: Tensor) -> None:
-        x_hats[t] = x_hat
         _control(stages[t], *policies[t], curvature, x_hat, log)
+        if not displacement.chain:
+            x_hats[t] = x_hat
+        elif once:
+            let_go(t)
 
     def observe(t: int, h_hat: Tensor) -> None:
-        displacement.after(stages[t].problem, x_hats.pop(t), h_hat, stages[t].weights)
-        if once:
-            policies[t] = (_used_up, policies[t][1])
-            stages[t].problem.let_go()
+        if not displacement.chain:
+            displacement.after(stages[t].problem, x_hats.pop(t), h_hat, stages[t].weights)
+            if once:
+                let_go(t)
 
     displacement.reset()
     return replay(control, observe)

@@ -122,9 +122,7 @@ class Displacement:
         return None if self._ledger is None else torch.cat(self._ledger)
 
     def after(self, stage: Problem, x_hat: Tensor, h_hat: Tensor, new_u: Parts) -> None:
-        """Enter what stage t has done."""
-        if self.chain:
-            return
+        """Enter into the ledger what stage t has done."""
         if stage.p_h_dot_h is not None and len(stage.p_h) == 1:
             own = per_sample_dot(stage.p_h[0], h_hat.to(stage.p_h[0].dtype)) - stage.p_h_dot_h
             if stage.p_x[0] is not None:
