@@ -82,6 +82,7 @@ class RankOne:
             u[0].addmm_(v.T, x, alpha=alpha)
             if self.layer.bias:
                 u[1].add_(v.sum(0), alpha=alpha)
+            del v  # before the next one is made
 
 
 class _WrittenOut(ABC):

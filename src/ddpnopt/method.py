@@ -60,7 +60,7 @@ class Method:
         p_h = [[s.p_h for s in recording.stages if s.p_h is not None]]
         p_x = [[s.p_x for s in recording.stages]]
         if self.value == "full":
-            return (p_h, p_x), self._full(capture, recording)
+            return (p_h, p_x), self._full(capture, recording, displacement.chain)
         if self.along_gradient:
             L = self._lambda(recording, p_h[0][-1])
             if self.value == "outer":
@@ -92,9 +92,9 @@ class Method:
         joint = self.value == "batch" and self.mean
         return q.new_full((len(q),), float(len(q)) if joint else 1.0)
 
-    def _full(self, capture: Capture, recording: Recording) -> Full:
+    def _full(self, capture: Capture, recording: Recording, chain: bool) -> Full:
         probe = capture.probe(recording)
-        t = probe.off_chain(recording)
+        t = None if chain else probe.off_chain(recording)
         if t is not None:
             at = f"layer '{recording.stages[t].name}'" if t < len(recording.stages) else "the output"
             raise ModelError(

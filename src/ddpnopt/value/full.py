@@ -34,7 +34,7 @@ class Full:
         self.segments = segments  # what stands between the layers, first to last; used up from the end
         self.order, self.guard, self.vxx_reg = order, guard, vxx_reg
         self._at_h: tuple[Tensor, Tensor] | None = None
-        self._over: list[Tensor] = []
+        self._over: list[tuple[Tensor, Tensor]] = []  # V and N of each stage, looked at only if somebody asks
 
     def _h(self) -> tuple[Tensor, Tensor]:
         """V_h, V_hh: V pulled back through the activation sigma behind the layer."""
@@ -85,7 +85,7 @@ class Full:
         if self.guard:
             V = V_hh if self.order == 1 else _positive(V_hh)
             C = _guarded(V, N)
-            self._over.append((_trace(V, N) > 1).float().mean())
+            self._over.append((V, N))
         mixed = None
         if self.order == 1:
             gain = V_hh if C is None else C
@@ -95,7 +95,7 @@ class Full:
         else:
             gain = V_hh if C is None else V_hh - C @ _apply(N, V_hh)
             mixed = self._recurse_second_order(stage, metric, V_h, V_hh, N, y, C, solved)
-        self.V_xx = 0.5 * (self.V_xx + self.V_xx.mT)
+            self.V_xx = 0.5 * (self.V_xx + self.V_xx.mT)  # differences of products: symmetric up to rounding only
         if self.vxx_reg:
             self.V_xx.diagonal(dim1=1, dim2=2).add_(self.vxx_reg)
         return gain, mixed
@@ -131,7 +131,8 @@ class Full:
 
     @property
     def guarded_share(self) -> float:
-        return float(torch.stack(self._over).mean()) if self._over else 0.0
+        shares = [(_trace(V, N) > 1).float().mean() for V, N in self._over]
+        return float(torch.stack(shares).mean()) if shares else 0.0
 
     def predicted(self) -> float | None:
         return None
