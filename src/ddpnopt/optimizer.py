@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, cast, overload
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from ddpnopt.errors import ModelError, NonFiniteError, OpenLoopWarning, OptionEr
 from ddpnopt.groups import Groups, penalty
 from ddpnopt.kronecker import EKFAC, KFAC
 from ddpnopt.layers import Layer, Parts
+from ddpnopt.loop import HookedOptimizer, require_finite
 from ddpnopt.loss import total_loss
 from ddpnopt.method import Method, losses
 from ddpnopt.recording import Recording
@@ -30,7 +31,8 @@ DEFAULT_LR = 3.0  # of value="batch": 1 / damping. Found over six tasks, see doc
 DEFAULT_RELAX = 0.7
 OPEN_LOOP_LR = 1e-3  # of Adam, for parameters without feedback beside value="batch"
 ATTEMPTS = 4  # forward passes with ever shorter steps before a step is given up
-STACK_LEVEL = 6  # from the warning up to the user's step(): two decorators of torch stand in between
+ADVICE = " Look at the batch and the learning rate; on_nonfinite='skip' leaves such batches out and counts them."
+STACK_LEVEL = 7  # from the warning up to the user's step(): two decorators of torch stand in between
 CURVATURES: dict[str, Callable[[], Curvature]] = {
     "identity": Identity,
     "rmsprop": RMSprop,
@@ -40,7 +42,7 @@ CURVATURES: dict[str, Callable[[], Curvature]] = {
 }
 
 
-class DDPNOpt(torch.optim.Optimizer):
+class DDPNOpt(HookedOptimizer):
     """Differential dynamic programming for neural networks.
 
     Use it like any other optimizer, but hand it the model instead of its parameters::
@@ -160,40 +162,18 @@ class DDPNOpt(torch.optim.Optimizer):
         super().__setstate__(state)
         self._groups.groups = self.param_groups  # load_state_dict puts new ones in their place
 
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("DDPNOpt holds hooks on the model and cannot be pickled: save opt.state_dict() instead.")
-
     # -- the training loop -------------------------------------------------------------------------------------------
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        super().zero_grad(set_to_none)
-        self._capture.forget()
-
-    @overload  # type: ignore[override]
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float | Tensor]) -> float | Tensor: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float | Tensor] | None = None) -> float | Tensor | None:
-        """Take one step from the gradients of the last backward pass, or from the closure's, called once."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _step(self) -> None:
         try:
-            self._step()
+            self._take_step()
             self.report.step += 1
         except NonFiniteError:
             if self.on_nonfinite == "raise":
                 raise
             self.report.skipped += 1
-        finally:
-            self._capture.forget()
-        return loss
 
-    def _step(self) -> None:
+    def _take_step(self) -> None:
         recording = self._capture.take() if self._capture.enabled else None
         captured = [] if recording is None else recording.stages
         mine = {p for stage in captured for p in stage.unit.parameters}
@@ -204,7 +184,7 @@ class DDPNOpt(torch.optim.Optimizer):
             self._tell(rest)
         incoming = (stage.p_h for stage in captured)  # not kept: the stages are to let go of them one by one
         gradients = (p.grad for p in rest)
-        self._require_finite([g for g in (*incoming, *gradients) if g is not None], "the gradient of the loss")
+        require_finite([g for g in (*incoming, *gradients) if g is not None], "the gradient of the loss", ADVICE)
 
         old = {p: p.detach().clone() for p in rest}  # and those of the layers, as their turn comes
         if not self.feedback:
@@ -218,7 +198,7 @@ class DDPNOpt(torch.optim.Optimizer):
                 self._open_loop(rest)
                 for stage in captured:
                     self._without_feedback(stage)
-            self._require_finite([p.detach() for p in states] + (outputs or []), "a weight or output after the step")
+            require_finite([p.detach() for p in states] + (outputs or []), "a weight or output after the step", ADVICE)
         except BaseException:
             self._take_back(old, states)
             raise
@@ -228,16 +208,6 @@ class DDPNOpt(torch.optim.Optimizer):
             p.copy_(weight)
         for p, state in states.items():
             self.state[p] = dict(state)
-
-    @staticmethod
-    def _require_finite(tensors: list[Tensor], what: str) -> None:
-        # a sum is finite exactly if all terms are (but for one beyond 1e38), and reads each tensor once
-        total = torch.stack([t.sum(dtype=torch.float32) if t.dtype.itemsize < 4 else t.sum().float() for t in tensors])
-        if not bool(total.sum().isfinite()):
-            raise NonFiniteError(
-                f"{what} is not finite. Weights and optimizer state are as they were before this step. Look at the "
-                "batch and the learning rate; on_nonfinite='skip' leaves such batches out and counts them."
-            )
 
     # -- the parts of a step -----------------------------------------------------------------------------------------
 
@@ -257,7 +227,7 @@ class DDPNOpt(torch.optim.Optimizer):
         del p_h, p_x  # the stages have them
         scale = float(recording.batch_size) if self.method.mean else 1.0
         policies = backward_pass(stages, value, self.curvature, scale)
-        log = Log() if self.diagnostics else None
+        log: Log | None = {} if self.diagnostics else None
         if log is not None:
             self.report.predicted = predicted_change(stages, value, policies)
 
@@ -378,7 +348,7 @@ class DDPNOpt(torch.optim.Optimizer):
 
     def _write_report(self, recording: Recording, value: ValueFunction, log: Log, outputs: list[Tensor] | None) -> None:
         report = self.report
-        report.layers, report.guarded = log.layers, value.guarded_share
+        report.layers, report.guarded = log, value.guarded_share
         found = losses(recording, self.method.mean)
         report.loss = found[0][1].kind
         report.actual = None

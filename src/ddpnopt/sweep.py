@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -30,12 +30,8 @@ class Stage:
     backup: Callable[[], Parts]  # copies the weights away before they are changed
 
 
-@dataclass(eq=False)
-class Log:
-    """Where the sweep writes what it was asked to measure."""
-
-    layers: dict[str, LayerReport] = field(default_factory=dict)
-
+Log = dict[str, LayerReport]
+"""What each layer did, by name, where the sweep was asked to measure it."""
 
 Policies = list[tuple[Policy, Metric]]
 
@@ -109,7 +105,7 @@ def _control(
     if log is not None:
         open_loop = policy(None).parts()
         feedback = [a - b for a, b in zip(d.parts(), open_loop, strict=True)]
-        log.layers[problem.name] = LayerReport(
+        log[problem.name] = LayerReport(
             problem.eta * norm(metric.solve(problem.layer, open_loop)),
             problem.eta * norm(metric.solve(problem.layer, feedback)),
             problem.eta * norm(step),

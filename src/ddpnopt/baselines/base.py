@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ddpnopt.baselines.chain import ChainStage, chain, check_deterministic
 from ddpnopt.capture import Capture
-from ddpnopt.errors import ModelError, NonFiniteError, OptionError
+from ddpnopt.errors import ModelError, OptionError
+from ddpnopt.loop import HookedOptimizer, require_finite
 
 
 @dataclass(eq=False)
@@ -24,7 +23,7 @@ class Pass:
     grad_h: list[Tensor]  # T gradients at the layers' outputs, before the activation
 
 
-class ChainOptimizer(torch.optim.Optimizer):
+class ChainOptimizer(HookedOptimizer):
     """An optimizer that sees the layers of a chain with their inputs and gradients.
 
     Subclasses compute all new weights in `_propose`; they are written only if every one of them is finite.
@@ -43,34 +42,6 @@ class ChainOptimizer(torch.optim.Optimizer):
         if self.param_groups:
             raise OptionError(f"{type(self).__name__} trains all of the model with one setting: no further groups.")
         super().add_param_group(param_group)
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(
-            f"{type(self).__name__} holds hooks on the model and cannot be pickled: save opt.state_dict() instead."
-        )
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        super().zero_grad(set_to_none)
-        self._capture.forget()
-
-    @overload  # type: ignore[override]
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float | Tensor]) -> float | Tensor: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float | Tensor] | None = None) -> float | Tensor | None:
-        """Take one step from the last forward and backward pass, or from the closure's, called once."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        try:
-            self._step()
-        finally:
-            self._capture.forget()
-        return loss
 
     def _step(self) -> None:
         check_deterministic(self.model, type(self).__name__)
@@ -108,9 +79,3 @@ class ChainOptimizer(torch.optim.Optimizer):
     @abstractmethod
     def _propose(self, seen: Pass) -> list[list[Tensor]]:
         """New weights of each stage."""
-
-
-def require_finite(tensors: list[Tensor], what: str) -> None:
-    """Raise `NonFiniteError` if any number is NaN or infinite."""
-    if not all(bool(t.isfinite().all()) for t in tensors):
-        raise NonFiniteError(f"{what} is not finite. Weights are as they were before this step.")

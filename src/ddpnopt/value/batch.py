@@ -44,7 +44,6 @@ class Batch:
         self.m = torch.zeros_like(L)  # sum of eta P_u' M^-1 l_u over the stages so far
         self._v: Tensor | Callable[[], Tensor] = v.double()
         self.fraction = 1.0  # of v_T that is asked for in the forward pass
-        self.damped = 0  # stages whose damping was raised to the floor or beyond
 
     @property
     def v(self) -> Tensor:
@@ -67,8 +66,7 @@ class Batch:
             h = stage.layer.apply(stage.x, metric.solve(stage.layer, stage.l_u))
             self.m = self.m + stage.eta * torch.cat([per_sample_dot(p, h) for p in stage.p_h]).double()
         m, root = self.m, self.root
-        cholesky, raised = factorise(root[:, None] * S * root)
-        self.damped += raised
+        cholesky = factorise(root[:, None] * S * root)
         base = self.target - root * (S @ self.kept)
 
         def weights(c: Tensor, fraction: float) -> Tensor:
@@ -96,8 +94,8 @@ class Batch:
         return float(gradient @ c + 0.5 * (self.L * c) @ c)
 
 
-def factorise(A: Tensor) -> tuple[Tensor, bool]:
-    """Cholesky factor of I + A, and whether more damping than I was needed: the floor, or what a failure asks for."""
+def factorise(A: Tensor) -> Tensor:
+    """Cholesky factor of I + A, with more damping than I where the floor or a failure asks for it."""
     floor = float(A.diagonal().mean()) * FLOOR
     damping = max(1.0, floor)
     for _ in range(8):
@@ -107,4 +105,4 @@ def factorise(A: Tensor) -> tuple[Tensor, bool]:
         if not failed:
             break
         damping *= 100
-    return factor, damping > 1.0
+    return factor
