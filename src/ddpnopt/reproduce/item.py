@@ -7,7 +7,6 @@ versions), a CSV and a Markdown file a table, a PNG and an SVG file a figure. Th
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -114,7 +113,7 @@ def write(item: Item, result: Result, context: Context) -> Path:
     }
     part = folder / f"{RESULT}.part"
     part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(part, folder / RESULT)
+    part.replace(folder / RESULT)
     return folder
 
 
