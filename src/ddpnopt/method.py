@@ -14,7 +14,7 @@ from ddpnopt.errors import ModelError, OptionError
 from ddpnopt.loss import Loss, recognise
 from ddpnopt.recording import Recording
 from ddpnopt.segment import Segment
-from ddpnopt.value import Batch, Displacement, Full, Outer, ValueFunction
+from ddpnopt.value import Batch, Displacement, Factored, Full, Outer, ValueFunction
 
 VALUES = ("batch", "outer", "full")
 Columns = tuple[list[list[Tensor]], list[list[Tensor | None]]]
@@ -92,7 +92,7 @@ class Method:
         joint = self.value == "batch" and self.mean
         return q.new_full((len(q),), float(len(q)) if joint else 1.0)
 
-    def _full(self, capture: Capture, recording: Recording, chain: bool) -> Full:
+    def _full(self, capture: Capture, recording: Recording, chain: bool) -> Full | Factored:
         probe = capture.probe(recording)
         t = None if chain else probe.off_chain(recording)
         if t is not None:
@@ -108,14 +108,24 @@ class Method:
                     "put the batch norm into eval mode."
                 )
         k, z, q = single_output(recording)
+        segments = Segment.chain(probe.leaves, [*probe.inputs[1:], probe.outputs[k]], self.order)
+        V_x = q.flatten(1)
+        if self.guard and self.order == 1 and not self.vxx_reg and not callable(self.terminal):
+            Z = self._rows(recording, z, q)
+            if Z.shape[1] <= min(leaf[0].numel() for leaf in probe.leaves):  # else V_xx itself is the smaller
+                return Factored(V_x, Z, segments)
         if self.along_gradient:
-            g = q.flatten(1)
-            V_xx = self._lambda(recording, q)[:, None, None] * g[:, :, None] * g[:, None, :]
+            Z = self._rows(recording, z, q)
+            V_xx = Z.mT @ Z
         else:
             V_xx = forms.hessian(self.terminal, z, self.mean)
-        targets = [*probe.inputs[1:], probe.outputs[k]]
-        segments = [Segment(leaf, target) for leaf, target in zip(probe.leaves, targets, strict=True)]
-        return Full(q.flatten(1), V_xx, segments, order=self.order, guard=self.guard, vxx_reg=self.vxx_reg)
+        return Full(V_x, V_xx, segments, order=self.order, guard=self.guard, vxx_reg=self.vxx_reg)
+
+    def _rows(self, recording: Recording, z: Tensor, q: Tensor) -> Tensor:
+        """A factor of the terminal Hessian, V_xx = Z' Z: (B, r, n)."""
+        if self.along_gradient:
+            return self._lambda(recording, q).sqrt()[:, None, None] * q.flatten(1)[:, None]
+        return forms.factor(self.terminal, z, self.mean).transpose(0, 1)
 
 
 def outputs_with_gradient(recording: Recording) -> list[tuple[int, Tensor, Tensor]]:

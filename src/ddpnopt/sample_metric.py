@@ -8,12 +8,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ddpnopt.layers import Layer
+from ddpnopt.layers import Layer, per_sample_dot
 from ddpnopt.metric import Metric
 
 
 def output_metric(layer: Layer, x: Tensor, metric: Metric) -> Tensor:
-    """N = g_u M^-1 g_u' of each sample: its diagonal (B, n_h) where that is all, else (B, n_h, n_h)."""
+    """N = g_u M^-1 g_u' of each sample: a multiple (B, 1) of I or a diagonal (B, n_h) where that is all.
+
+    Else it is (B, n_h, n_h).
+    """
+    if x.dim() == 2 and metric.is_identity:
+        return per_sample_dot(x, x)[:, None] + float(layer.bias)  # |x~|^2
     X = metric.columns(layer.augmented(x))  # (B, P, g, J)
     D = metric.diagonal(layer)
     _, O, _ = layer.joint_shape

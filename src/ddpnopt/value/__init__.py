@@ -2,7 +2,8 @@
 
 from ddpnopt.value.base import Direction, Displacement, Policy, Problem, ValueFunction
 from ddpnopt.value.batch import Batch
+from ddpnopt.value.factored import Factored
 from ddpnopt.value.full import Full
 from ddpnopt.value.outer import Outer
 
-__all__ = ["Batch", "Direction", "Displacement", "Full", "Outer", "Policy", "Problem", "ValueFunction"]
+__all__ = ["Batch", "Direction", "Displacement", "Factored", "Full", "Outer", "Policy", "Problem", "ValueFunction"]

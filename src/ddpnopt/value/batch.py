@@ -65,14 +65,14 @@ class Batch:
         if stage.l_u is not None:
             h = stage.layer.apply(stage.x, metric.solve(stage.layer, stage.l_u))
             self.m = self.m + stage.eta * torch.cat([per_sample_dot(p, h) for p in stage.p_h]).double()
-        m, root = self.m, self.root
+        m, root, kept = self.m, self.root, self.kept  # by name: a closure over self would keep all of it alive
         cholesky = factorise(root[:, None] * S * root)
-        base = self.target - root * (S @ self.kept)
+        base = self.target - root * (S @ kept)
 
         def weights(c: Tensor, fraction: float) -> Tensor:
             """(I + L S)^-1 (v_T + L c)."""
             y = torch.cholesky_solve((fraction * base + root * c)[:, None], cholesky)[:, 0]
-            return fraction * self.kept + root * y
+            return fraction * kept + root * y
 
         self._v = lambda: weights(-m, 1.0)
 

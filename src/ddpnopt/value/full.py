@@ -139,7 +139,7 @@ class Full:
 
 
 def _apply(N: Tensor, V: Tensor) -> Tensor:
-    """N V for N diagonal (B, n) or full (B, n, n), V (B, n, k)."""
+    """N V for N diagonal (B, n) or (B, 1), or full (B, n, n), V (B, n, k)."""
     return N[:, :, None] * V if N.dim() == 2 else N @ V
 
 
@@ -149,6 +149,11 @@ def _guarded(V: Tensor, N: Tensor) -> Tensor:
         VN = V @ N
         VN.diagonal(dim1=1, dim2=2).add_(1)
         return torch.linalg.solve(VN, V)
+    if N.shape[1] == 1:  # a multiple of I, which commutes with V
+        A = N[:, :, None] * V
+        A.diagonal(dim1=1, dim2=2).add_(1)
+        factor, failed = torch.linalg.cholesky_ex(A)
+        return torch.linalg.solve(A, V) if bool(failed.any()) else torch.cholesky_solve(V, factor)
     # N diagonal: V - V R (I + R V R)^-1 R V with R = N^1/2, by Cholesky
     R = N.sqrt()
     RV = R[:, :, None] * V
