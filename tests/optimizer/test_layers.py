@@ -194,8 +194,8 @@ def test_output_metric_is_the_dense_product(case: tuple[nn.Module, Tensor], kind
     layer = layer_of(module)
     metric, inverse = metric_and_inverse(layer, module, kind)
     N = output_metric(layer, x, metric)
-    if N.dim() == 2:
-        N = torch.diag_embed(N)
+    if N.dim() == 2:  # a diagonal, or one number for all of it
+        N = torch.diag_embed(N.expand(len(x), module(x)[0].numel()))
     for i in range(len(x)):
         jacobian = jacrev(lambda u, i=i: run(module, u, x[i : i + 1]).flatten())(parts(module))
         J = flat(jacobian, 1)

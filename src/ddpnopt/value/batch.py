@@ -61,12 +61,12 @@ class Batch:
 
     def backward(self, stage: Problem, metric: Metric) -> Policy:
         gradients = stage.gradients()
-        S = self.S = self.S + stage.eta * gradients.gram(metric).double()
+        S = self.S = self.S.add(gradients.gram(metric), alpha=stage.eta)
         if stage.l_u is not None:
             h = stage.layer.apply(stage.x, metric.solve(stage.layer, stage.l_u))
             self.m = self.m + stage.eta * torch.cat([per_sample_dot(p, h) for p in stage.p_h]).double()
         m, root, kept = self.m, self.root, self.kept  # by name: a closure over self would keep all of it alive
-        cholesky = factorise(root[:, None] * S * root)
+        cholesky = factorise((root[:, None] * S).mul_(root))
         base = self.target - root * (S @ kept)
 
         def weights(c: Tensor, fraction: float) -> Tensor:
@@ -95,14 +95,14 @@ class Batch:
 
 
 def factorise(A: Tensor) -> Tensor:
-    """Cholesky factor of I + A, with more damping than I where the floor or a failure asks for it."""
-    floor = float(A.diagonal().mean()) * FLOOR
-    damping = max(1.0, floor)
+    """Cholesky factor of I + A, with more damping than I where the floor or a failure asks for it; A is used up."""
+    diagonal = A.diagonal()
+    damping = max(1.0, float(diagonal.mean()) * FLOOR)
+    diagonal.add_(damping)
     for _ in range(8):
-        damped = A.clone()
-        damped.diagonal().add_(damping)
-        factor, failed = torch.linalg.cholesky_ex(damped)
+        factor, failed = torch.linalg.cholesky_ex(A)
         if not failed:
             break
+        diagonal.add_(99 * damping)
         damping *= 100
     return factor
