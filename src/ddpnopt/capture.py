@@ -205,6 +205,29 @@ class Capture:
 
     def take(self) -> Recording:
         """The recording of the pass whose gradients have just arrived; complains if there is not exactly one."""
+        self._require_arrival()
+        if len(self._arrived) > 1:
+            raise StepError(
+                f"step() after {len(self._arrived)} backward passes: this optimizer takes one a step. Put the samples "
+                "into one batch (or add the losses) and call backward() once, or step() after each; zero_grad() drops "
+                "what has arrived so far."
+            )
+        return self.take_all()[0]
+
+    def take_all(self) -> list[Recording]:
+        """The recordings of all passes since the last step: the micro-batches of one batch."""
+        self._require_arrival()
+        if len({id(recording) for recording in self._arrived}) < len(self._arrived):
+            raise StepError(
+                f"step() after {len(self._arrived)} backward passes of which two went through one forward pass: add "
+                "the losses and call backward() once, or run the forward pass again for the second; zero_grad() drops "
+                "what has arrived so far."
+            )
+        for recording in self._arrived:
+            self._check(recording)
+        return list(self._arrived)
+
+    def _require_arrival(self) -> None:
         if not self._arrived:
             raise StepError(
                 "step() without a backward pass since the last step: run a forward pass, model(inputs), and call "
@@ -213,13 +236,9 @@ class Capture:
                 else "step() found no forward pass of the model. Call model(inputs) with gradients enabled, then "
                 "loss.backward(), before step(); layers called outside model(...) are not seen."
             )
-        if len(self._arrived) > 1:
-            raise StepError(
-                f"step() after {len(self._arrived)} backward passes: DDPNOpt replays one forward pass a step. Put the "
-                "samples into one batch (or add the losses) and call backward() once, or step() after each; "
-                "zero_grad() drops what has arrived so far."
-            )
-        recording = self._arrived[0]
+
+    @staticmethod
+    def _check(recording: Recording) -> None:
         if not recording.training:
             raise StepError(
                 "The model was in eval mode in the forward pass: call model.train() before training steps. (Single "
@@ -227,7 +246,6 @@ class Capture:
             )
         recording.stages = [s for s in recording.stages if s.p_h is not None]
         recording.check()
-        return recording
 
     def forget(self) -> None:
         """Drop the gradients that have arrived so far."""
@@ -237,15 +255,12 @@ class Capture:
     def _replaying(self, recording: Recording, replay: Replay) -> Iterator[None]:
         enabled, dtype, kind = recording.autocast
         autocast: Any = torch.autocast(kind, dtype=dtype) if enabled else nullcontext()
-        buffers = [
-            (m, name, b, b.clone()) for m in self._with_buffers for name, b in m._buffers.items() if b is not None
-        ]
         cpu, cuda = recording.rng
         devices = [] if cuda is None else [recording.device]
         self._replay = replay
         Capture._replays += 1
         try:
-            with torch.random.fork_rng(devices=devices), autocast:
+            with self.buffers_kept(), torch.random.fork_rng(devices=devices), autocast:
                 torch.set_rng_state(cpu)
                 if cuda is not None:
                     torch.cuda.set_rng_state(cuda, recording.device)
@@ -253,10 +268,30 @@ class Capture:
         finally:
             self._replay = None
             Capture._replays -= 1
+
+    @contextmanager
+    def buffers_kept(self) -> Iterator[None]:
+        """What the forward pass does to the model's buffers is undone at the end."""
+        buffers = [
+            (m, name, b, b.clone()) for m in self._with_buffers for name, b in m._buffers.items() if b is not None
+        ]
+        try:
+            yield
+        finally:
             with torch.no_grad():
                 for module, name, buffer, old in buffers:
                     buffer.copy_(old)
                     module._buffers[name] = buffer  # a forward pass may have put another in its place
+
+    @contextmanager
+    def aside(self, device: torch.device) -> Iterator[None]:
+        """In the middle of a replay: let another one run, and find one's own random numbers again afterwards."""
+        mine, (cpu, cuda) = self._replay, rng_state(device)
+        yield
+        self._replay = mine
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda, device)
 
     def replay(
         self,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt import terminal as forms
+from ddpnopt.accumulation import JointSegment, probes, pull_back
 from ddpnopt.capture import Capture
 from ddpnopt.curvature import require
 from ddpnopt.errors import ModelError, OptionError
@@ -68,7 +69,7 @@ class Method:
             return (p_h, p_x), Batch(L, torch.full_like(L, relax), displacement)
         k, z, _ = single_output(recording)
         F = forms.factor(self.terminal, z, self.mean)  # (R, B, n)
-        pulled_h, pulled_x = capture.pull_back(recording, k, F.reshape(len(F), *z.shape))
+        pulled_h, pulled_x = pull_back(capture, recording, k, F.reshape(len(F), *z.shape))
         columns = ([*p_h, *pulled_h], [*p_x, *pulled_x])
         ones = F.new_ones(F.shape[1])
         if self.value == "outer":
@@ -93,8 +94,8 @@ class Method:
         return q.new_full((len(q),), float(len(q)) if joint else 1.0)
 
     def _full(self, capture: Capture, recording: Recording, chain: bool) -> Full:
-        probe = capture.probe(recording)
-        t = None if chain else probe.off_chain(recording)
+        cut = probes(capture, recording)
+        t = None if chain else cut[0].off_chain(recording)
         if t is not None:
             at = f"layer '{recording.stages[t].name}'" if t < len(recording.stages) else "the output"
             raise ModelError(
@@ -113,8 +114,11 @@ class Method:
             V_xx = self._lambda(recording, q)[:, None, None] * g[:, :, None] * g[:, None, :]
         else:
             V_xx = forms.hessian(self.terminal, z, self.mean)
-        targets = [*probe.inputs[1:], probe.outputs[k]]
-        segments = [Segment(leaf, target) for leaf, target in zip(probe.leaves, targets, strict=True)]
+        of_parts = [
+            [Segment(leaf, target) for leaf, target in zip(p.leaves, [*p.inputs[1:], p.outputs[k]], strict=True)]
+            for p in cut
+        ]
+        segments = of_parts[0] if len(cut) == 1 else [JointSegment(list(s)) for s in zip(*of_parts, strict=True)]
         return Full(q.flatten(1), V_xx, segments, order=self.order, guard=self.guard, vxx_reg=self.vxx_reg)
 
 

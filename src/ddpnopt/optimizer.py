@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpnopt import terminal as forms
+from ddpnopt.accumulation import join, probes, replay
 from ddpnopt.capture import Capture
 from ddpnopt.curvature import Adam, Curvature, Identity, RMSprop, Seen, require
 from ddpnopt.errors import ModelError, NonFiniteError, OpenLoopWarning, OptionError, StepError
@@ -53,6 +54,9 @@ class DDPNOpt(HookedOptimizer):
             loss = F.cross_entropy(model(x), y)
             loss.backward()
             opt.step()
+
+    Several forward and backward passes before a step() are the micro-batches of one batch: with the loss of each
+    divided by their number the step is that of the whole batch (gradient accumulation).
 
     Args:
         model: any `nn.Module`. Its `nn.Linear` and `nn.Conv1d/2d/3d` layers get feedback; other parameters are updated
@@ -174,7 +178,7 @@ class DDPNOpt(HookedOptimizer):
             self.report.skipped += 1
 
     def _take_step(self) -> None:
-        recording = self._capture.take() if self._capture.enabled else None
+        recording = join(self._capture.take_all()) if self._capture.enabled else None
         captured = [] if recording is None else recording.stages
         mine = {p for stage in captured for p in stage.unit.parameters}
         rest = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p not in mine]
@@ -233,8 +237,8 @@ class DDPNOpt(HookedOptimizer):
 
         def forward() -> list[Tensor] | None:
             self._open_loop(rest)  # not before the backward pass, which looks at the old network
-            replay = partial(self._capture.replay, recording) if self.closed_loop else None
-            return forward_pass(stages, policies, self.curvature, replay, displacement, log, once=once)
+            again = partial(replay, self._capture, recording) if self.closed_loop else None
+            return forward_pass(stages, policies, self.curvature, again, displacement, log, once=once)
 
         if isinstance(value, Batch) and self.closed_loop:
             outputs = self._trusted(recording, value, old, forward)
@@ -267,7 +271,7 @@ class DDPNOpt(HookedOptimizer):
         """Whether each layer reads just the layer before it; found out once for each sequence of layers."""
         key = recording.signature
         if key not in self._chains:
-            self._chains[key] = self._capture.probe(recording).off_chain(recording) is None
+            self._chains[key] = all(probe.off_chain(recording) is None for probe in probes(self._capture, recording))
             self._capture.keep_outputs = not all(self._chains.values())
         return self._chains[key]
 

@@ -64,6 +64,7 @@ class Recording:
     losses: list[tuple[Tensor, Loss]] | None = None  # recognised at the outputs, once somebody has asked
     backwards: int = 0  # how many backward passes have come through
     arrived: list[Recording] = field(default_factory=list)  # shared: all recordings that a gradient has come to
+    parts: list[Recording] = field(default_factory=list)  # the micro-batches that this one was joined from
 
     def used_outputs(self) -> list[int]:
         """Which of `outputs` the loss was computed from: those with a gradient and the batch in dimension 0."""

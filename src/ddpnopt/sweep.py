@@ -15,7 +15,7 @@ from ddpnopt.metric import Metric
 from ddpnopt.report import LayerReport
 from ddpnopt.value.base import Direction, Displacement, Policy, Problem, ValueFunction, inner
 
-Replay = Callable[[Callable[[int, Tensor], None], Callable[[int, Tensor], None]], list[Tensor]]
+Replay = Callable[[Callable[[int, Tensor], None], Callable[[int, Tensor], None] | None], list[Tensor]]
 """Runs the forward pass again, calling control(t, x^) before and observe(t, h^) after each stage; the outputs."""
 
 
@@ -82,13 +82,12 @@ def forward_pass(
             let_go(t)
 
     def observe(t: int, h_hat: Tensor) -> None:
-        if not displacement.chain:
-            displacement.after(stages[t].problem, x_hats.pop(t), h_hat, stages[t].weights)
-            if once:
-                let_go(t)
+        displacement.after(stages[t].problem, x_hats.pop(t), h_hat, stages[t].weights)
+        if once:
+            let_go(t)
 
     displacement.reset()
-    return replay(control, observe)
+    return replay(control, None if displacement.chain else observe)
 
 
 def _control(

@@ -14,13 +14,15 @@ feedback the base optimizer remains. Second order (eq. 28) adds V_x . sigma_hh t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ddpnopt.layers import Parts
 from ddpnopt.metric import Metric
 from ddpnopt.sample_metric import mixed_terms, output_metric
-from ddpnopt.segment import Segment
+from ddpnopt.segment import Pullback
 from ddpnopt.value.base import Direction, Policy, Problem, add
 
 
@@ -28,10 +30,10 @@ class Full:
     """Per-sample value function with a full Hessian, on a chain of layers."""
 
     def __init__(
-        self, V_x: Tensor, V_xx: Tensor, segments: list[Segment], *, order: int, guard: bool, vxx_reg: float
+        self, V_x: Tensor, V_xx: Tensor, segments: Sequence[Pullback], *, order: int, guard: bool, vxx_reg: float
     ) -> None:
         self.V_x, self.V_xx = V_x, V_xx  # (B, n), (B, n, n)
-        self.segments = segments  # what stands between the layers, first to last; used up from the end
+        self.segments = list(segments)  # what stands between the layers, first to last; used up from the end
         self.order, self.guard, self.vxx_reg = order, guard, vxx_reg
         self._at_h: tuple[Tensor, Tensor] | None = None
         self._over: list[tuple[Tensor, Tensor]] = []  # V and N of each stage, looked at only if somebody asks
