@@ -29,6 +29,7 @@ from ddpnopt.recording import (
     rng_state,
 )
 from ddpnopt.replay import Cut, Replay, Tape
+from ddpnopt.scaling import scale, watch_overflow
 from ddpnopt.units import Unit
 
 
@@ -199,6 +200,8 @@ class Capture:
         if self.keep_outputs:
             stage._h, stage._version = h.detach(), h._version
         h.register_hook(partial(arrived_at_stage, recording, stage))
+        if stage.skipped and recording.autocast[0]:
+            watch_overflow(stage, h)
         return h
 
     # -- for the optimizer -------------------------------------------------------------------------------------------
@@ -246,6 +249,11 @@ class Capture:
             )
         recording.stages = [s for s in recording.stages if s.p_h is not None]
         recording.check()
+
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients that have arrived so far."""
+        for recording in self._arrived:
+            scale(recording, factor)
 
     def forget(self) -> None:
         """Drop the gradients that have arrived so far."""

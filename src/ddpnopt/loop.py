@@ -11,12 +11,14 @@ from torch import Tensor
 
 from ddpnopt.capture import Capture
 from ddpnopt.errors import NonFiniteError
+from ddpnopt.scaling import scaler_factor
 
 
 class HookedOptimizer(torch.optim.Optimizer):
     """An optimizer that steps from what its capture has recorded."""
 
     _capture: Capture
+    _step_supports_amp_scaling = True  # a GradScaler leaves it to step() to take the loss scale off
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -41,10 +43,28 @@ class HookedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         try:
-            self._step()
+            factor = scaler_factor(self, weight_grads=not self._capture.skip_weight_grads)
+            if factor is None:
+                self._overflowed()
+            else:
+                self._unscale(factor)
+                self._step()
         finally:
             self._capture.forget()
         return loss
+
+    def _unscale(self, factor: float) -> None:
+        """Take the loss scale off whatever has arrived."""
+        if factor == 1.0:
+            return
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if grads:
+            torch._foreach_mul_(grads, factor)
+        self._capture.scale(factor)
+
+    def _overflowed(self) -> None:
+        """A GradScaler has found that the scaled gradients have overflown: no step."""
+        return
 
     @abstractmethod
     def _step(self) -> None:

@@ -24,6 +24,7 @@ from ddpnopt.method import Method, losses
 from ddpnopt.recording import Recording
 from ddpnopt.recording import Stage as Captured
 from ddpnopt.report import Report
+from ddpnopt.scaling import followed, scale
 from ddpnopt.sweep import Log, Stage, backward_pass, descend, forward_pass, predicted_change
 from ddpnopt.units import find_units
 from ddpnopt.value import Batch, Displacement, Problem, ValueFunction
@@ -179,6 +180,9 @@ class DDPNOpt(HookedOptimizer):
 
     def _take_step(self) -> None:
         recording = join(self._capture.take_all()) if self._capture.enabled else None
+        unscaled = hasattr(self, "found_inf") and getattr(self, "grad_scale", None) is None  # by the user, .grad alone
+        if recording is not None and not self._capture.skip_weight_grads and (self.feedback or unscaled):
+            self._follow(recording, unscaled)
         captured = [] if recording is None else recording.stages
         mine = {p for stage in captured for p in stage.unit.parameters}
         rest = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p not in mine]
@@ -206,6 +210,22 @@ class DDPNOpt(HookedOptimizer):
         except BaseException:
             self._take_back(old, states)
             raise
+
+    def _overflowed(self) -> None:
+        self.report.skipped += 1
+
+    @staticmethod
+    def _follow(recording: Recording, unscaled: bool) -> None:
+        """Where `.grad` was unscaled or clipped since the backward pass, so are the slopes."""
+        factor = followed(recording)
+        if factor is not None and factor != 1.0:
+            scale(recording, factor)
+        elif factor is None and unscaled:
+            raise StepError(
+                "scaler.unscale_() was called, but .grad is no longer the gradient of the layers times one number, so "
+                "that the loss scale cannot be told: clip by the norm of all gradients (clip_grad_norm_), and set "
+                "weight_decay instead of a penalty in the loss."
+            )
 
     def _take_back(self, old: dict[nn.Parameter, Tensor], states: dict[Any, dict[str, Any]]) -> None:
         for p, weight in old.items():
@@ -282,7 +302,7 @@ class DDPNOpt(HookedOptimizer):
         dtype = parameters[0].dtype  # autocast may have made the rest smaller
         u = [p.detach() for p in parameters]
         group, l_u = self._groups.settings(captured.name, parameters, u)
-        extra = penalty(captured, dtype)
+        extra = penalty(captured)
         if extra is not None:
             l_u = extra if l_u is None else [a + b for a, b in zip(l_u, extra, strict=True)]
         problem = Problem(
@@ -325,7 +345,10 @@ class DDPNOpt(HookedOptimizer):
     def _without_feedback(self, captured: Captured) -> None:
         """Q_ux = 0 (Proposition 1) for a curvature that watches layers: KFAC or EKFAC on `.grad`."""
         scale = float(captured.x.shape[0]) if self.method.mean else 1.0
-        watched = {"x": captured.x, "v_h": lambda: captured.p_h, "scale": scale}
+        dtype = captured.unit.parameters[0].dtype  # autocast may have made the rest smaller
+        assert captured.p_h is not None
+        v_h = captured.p_h.to(dtype)
+        watched = {"x": captured.x.to(dtype), "v_h": lambda: v_h, "scale": scale}
         self._descend(captured.name, captured.unit.parameters, self.curvature, captured.layer, watched)
 
     def _descend(

@@ -166,7 +166,8 @@ def arrived_at_stage(recording: Recording, stage: Stage, grad: Tensor) -> None:
     p_h = grad.detach()
     if stage._h is not None:
         if stage._h._version == stage._version and p_h.dim() > 1:
-            stage.p_h_dot_h = torch.linalg.vecdot(p_h.flatten(1), stage._h.flatten(1))
+            wide = torch.promote_types(p_h.dtype, torch.float32)  # a scaled loss would overflow half precision
+            stage.p_h_dot_h = torch.linalg.vecdot(p_h.flatten(1).to(wide), stage._h.flatten(1).to(wide))
         stage._h = None
     stage.p_h = p_h
 
