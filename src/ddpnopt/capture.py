@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ddpnopt.errors import ModelError, StepError
+from ddpnopt.parallel import wrapper_at_work
 from ddpnopt.recording import (
     Probe,
     Recording,
@@ -34,16 +35,20 @@ from ddpnopt.units import Unit
 
 
 class _Source(torch.autograd.Function):
-    """Lets a gradient arrive at h although nothing before it needs one; h is no leaf, so in-place work goes on."""
+    """Lets a gradient arrive at h although nothing before it needs one; h is no leaf, so in-place work goes on.
+
+    The anchors, which make it a node of the graph, learn that a gradient has come by, and get none.
+    """
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, anchor: Tensor) -> Tensor:
+    def forward(ctx: Any, h: Tensor, *anchors: Tensor) -> Tensor:
         ctx.mark_dirty(h)
         return h
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
-        return None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad
+        return (grad if wanted[0] else None, *[None] * (len(wanted) - 1))
 
 
 class _Hook:
@@ -86,6 +91,7 @@ class Capture:
         self.seen_forward = False
         self._arrived: list[Recording] = []  # one entry for each backward pass since the last step
         self._anchor = torch.empty(0, requires_grad=True)
+        self.wrapper: nn.Module | None = None  # DistributedDataParallel around the model, in the last forward pass
         self._running: Recording | None = None  # between the model's first and last instruction
         self._replay: Replay | None = None
         self._with_buffers = [m for m in model.modules() if m._buffers]
@@ -111,6 +117,7 @@ class Capture:
     def _begin(self, _: None, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if Capture._replays or not self.enabled or not torch.is_grad_enabled():
             return
+        self.wrapper = wrapper_at_work()
         self._want_grads()  # an interrupt in the middle of a layer may have left some off
         device = self.units[0].parameters[0].device
         kind = device.type
@@ -194,7 +201,9 @@ class Capture:
         if h is None or recording is None or not recording.stages or recording.stages[-1].unit is not unit:
             return None
         stage = recording.stages[-1]
-        if not h.requires_grad:  # a first layer on constant input, its weight gradient skipped
+        if self.wrapper is not None and stage.skipped:  # it waits for all parameters, also for those left out
+            h = _Source.apply(h.clone() if h._is_view() else h, *unit.parameters)  # type: ignore[no-untyped-call]
+        elif not h.requires_grad:  # a first layer on constant input, its weight gradient skipped
             h = _Source.apply(h, self._anchor)  # type: ignore[no-untyped-call]
         stage.h_shape = h.shape
         if self.keep_outputs:

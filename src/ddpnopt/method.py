@@ -13,6 +13,7 @@ from ddpnopt.capture import Capture
 from ddpnopt.curvature import require
 from ddpnopt.errors import ModelError, OptionError
 from ddpnopt.loss import Loss, recognise
+from ddpnopt.parallel import ALONE, Peers
 from ddpnopt.recording import Recording
 from ddpnopt.segment import Segment
 from ddpnopt.value import Batch, Displacement, Full, Outer, ValueFunction
@@ -54,21 +55,29 @@ class Method:
     def along_gradient(self) -> bool:
         return isinstance(self.terminal, str) and self.terminal in forms.FROM_GRADIENT
 
+    def share(self, recording: Recording, peers: Peers) -> float:
+        """Of our samples in the whole batch's loss, where each process has taken the mean of its own."""
+        return peers.share(recording.batch_size) if self.mean else 1.0
+
+    @property
+    def looks_at_losses(self) -> bool:
+        return self.value == "batch" or self.terminal == "sqrt"
+
     def start(
-        self, capture: Capture, recording: Recording, displacement: Displacement, relax: float
+        self, capture: Capture, recording: Recording, displacement: Displacement, relax: float, peers: Peers = ALONE
     ) -> tuple[Columns, ValueFunction]:
         """V_x and V_xx at the outputs (line 6), and the cotangents that the recursion runs along."""
         p_h = [[s.p_h for s in recording.stages if s.p_h is not None]]
         p_x = [[s.p_x for s in recording.stages]]
         if self.value == "full":
-            return (p_h, p_x), self._full(capture, recording, displacement.chain)
+            return (p_h, p_x), self._full(capture, recording, displacement.chain, peers)
         if self.along_gradient:
-            L = self._lambda(recording, p_h[0][-1])
+            L = self._lambda(recording, p_h[0][-1], peers)
             if self.value == "outer":
                 return (p_h, p_x), Outer(L, along_gradient=True, guard=self.guard, displacement=displacement)
-            return (p_h, p_x), Batch(L, torch.full_like(L, relax), displacement)
+            return (p_h, p_x), Batch(L, torch.full_like(L, relax), displacement, peers=peers)
         k, z, _ = single_output(recording)
-        F = forms.factor(self.terminal, z, self.mean)  # (R, B, n)
+        F = forms.factor(self.terminal, z, self.mean) * self.share(recording, peers) ** 0.5  # (R, B, n)
         pulled_h, pulled_x = pull_back(capture, recording, k, F.reshape(len(F), *z.shape))
         columns = ([*p_h, *pulled_h], [*p_x, *pulled_x])
         ones = F.new_ones(F.shape[1])
@@ -82,18 +91,18 @@ class Method:
         # the gradient itself is a column without curvature
         L = torch.cat([torch.zeros_like(ones), ones.repeat(len(F))])
         v = torch.cat([relax * ones, torch.zeros_like(ones).repeat(len(F))])
-        return columns, Batch(L, v, displacement, columns=1 + len(F))
+        return columns, Batch(L, v, displacement, columns=1 + len(F), peers=peers)
 
-    def _lambda(self, recording: Recording, q: Tensor) -> Tensor:
+    def _lambda(self, recording: Recording, q: Tensor, peers: Peers) -> Tensor:
         """Curvature along the gradient: (B,)."""
         if self.terminal == "sqrt":
             shares = torch.stack([loss.shares(z) for z, loss in losses(recording, self.mean)]).sum(0)
             return forms.sqrt_curvature(shares)
         # the paper's factored form is (grad/B)(grad/B)', the joint Hessian of the batch is grad grad'/B
         joint = self.value == "batch" and self.mean
-        return q.new_full((len(q),), float(len(q)) if joint else 1.0)
+        return q.new_full((len(q),), float(peers.batch(len(q))) if joint else 1.0)
 
-    def _full(self, capture: Capture, recording: Recording, chain: bool) -> Full:
+    def _full(self, capture: Capture, recording: Recording, chain: bool, peers: Peers) -> Full:
         cut = probes(capture, recording)
         t = None if chain else cut[0].off_chain(recording)
         if t is not None:
@@ -111,9 +120,9 @@ class Method:
         k, z, q = single_output(recording)
         if self.along_gradient:
             g = q.flatten(1)
-            V_xx = self._lambda(recording, q)[:, None, None] * g[:, :, None] * g[:, None, :]
+            V_xx = self._lambda(recording, q, peers)[:, None, None] * g[:, :, None] * g[:, None, :]
         else:
-            V_xx = forms.hessian(self.terminal, z, self.mean)
+            V_xx = forms.hessian(self.terminal, z, self.mean) * self.share(recording, peers)
         of_parts = [
             [Segment(leaf, target) for leaf, target in zip(p.leaves, [*p.inputs[1:], p.outputs[k]], strict=True)]
             for p in cut

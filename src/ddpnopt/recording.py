@@ -27,6 +27,7 @@ class Stage:
     p_h: Tensor | None = None  # gradient of the batch loss at the output
     p_x: Tensor | None = None  # gradient at the input through this layer alone; None where x is constant
     p_h_dot_h: Tensor | None = None  # <p_h, h> of each sample, for the ledger; None if h was overwritten
+    extra: list[Tensor] | None = None  # gradient of what the loss has on the weights beside the layer's output
     arrivals: int = 0  # gradients that have come to p_h
     _h: Tensor | None = None
     _version: int = 0

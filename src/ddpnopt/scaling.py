@@ -6,6 +6,7 @@ been put on the one must be put on the other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,9 @@ from ddpnopt.errors import StepError
 from ddpnopt.recording import Recording, Stage
 from ddpnopt.sweep import norm
 from ddpnopt.value.base import inner
+
+Average = Callable[[list[Tensor]], list[Tensor]]
+"""What has been done to `.grad` since it was computed here: `DistributedDataParallel` averages it over processes."""
 
 
 def scaler_factor(optimizer: Any, *, weight_grads: bool) -> float | None:
@@ -87,14 +91,14 @@ def rounding(stage: Stage) -> float:
     return 1e3 * torch.finfo(dtype).eps if narrow == dtype else 4 * torch.finfo(narrow).eps
 
 
-def followed(recording: Recording) -> float | None:
+def followed(recording: Recording, average: Average) -> float | None:
     """The one factor between `.grad` and the captured slopes of all layers; None if there is no such factor."""
     factors = []
     for stage in recording.stages:
         grads = [p.grad for p in stage.unit.parameters]
         if any(g is None for g in grads):
             return None
-        given, own = [g for g in grads if g is not None], own_gradient(stage)
+        given, own = [g for g in grads if g is not None], average(own_gradient(stage))
         size = norm(own)
         if size == 0:
             continue

@@ -39,14 +39,21 @@ Policies = list[tuple[Policy, Metric]]
 def backward_pass(stages: list[Stage], value: ValueFunction, curvature: Curvature, scale: float) -> Policies:
     """Lines 7 to 13 of Algorithm 3, the backward Bellman pass, from the terminal V in `value`."""
     policies: Policies = []
-    for stage in reversed(stages):
+    for t, stage in reversed(list(enumerate(stages))):
         problem = stage.problem
         seen = Seen(
-            partial(value.gradient, problem), problem.l_u, problem.layer, problem.x, partial(value.v_h, problem), scale
-        )
+            partial(_whole_gradient, value, problem), problem.l_u, problem.layer, problem.x,
+            partial(value.v_h, problem), scale, problem.peers,
+        )  # fmt: skip
         metric = curvature.observe(stage.state, seen)
         policies.append((value.backward(problem, metric), metric))
+        if t and not problem.peers.alone:
+            value.prepare(stages[t - 1].problem)
     return policies[::-1]
+
+
+def _whole_gradient(value: ValueFunction, problem: Problem) -> Parts:
+    return problem.peers.sum(value.gradient(problem))
 
 
 def forward_pass(

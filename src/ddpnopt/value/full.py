@@ -23,7 +23,7 @@ from ddpnopt.layers import Parts
 from ddpnopt.metric import Metric
 from ddpnopt.sample_metric import mixed_terms, output_metric
 from ddpnopt.segment import Pullback
-from ddpnopt.value.base import Direction, Policy, Problem, add
+from ddpnopt.value.base import Direction, Policy, Problem
 
 
 class Full:
@@ -50,6 +50,9 @@ class Full:
     def gradient(self, stage: Problem) -> Parts:
         return stage.layer.grad(stage.x, self.v_h(stage))
 
+    def prepare(self, stage: Problem) -> None:
+        return
+
     def backward(self, stage: Problem, metric: Metric) -> Policy:
         V_h, V_hh = self._h()
         self._at_h = None
@@ -61,7 +64,7 @@ class Full:
 
         def policy(x_hat: Tensor | None) -> Direction:
             if x_hat is None:
-                return Direction(add(layer.grad(x, V_h.view(shape)), stage.l_u))
+                return Direction(layer.grad(x, V_h.view(shape)), l_u=stage.l_u, peers=stage.peers)
             dx = x_hat.to(x.dtype) - x
             V = V_h + (gain @ layer.apply(dx, stage.u[:1]).flatten(1)[:, :, None])[:, :, 0]
             if mixed is not None:
@@ -69,7 +72,7 @@ class Full:
             d = layer.grad(x, V.view(shape))
             if self.order == 2:
                 d[0] = d[0] + layer.grad(dx, V_h.view(shape))[0]
-            return Direction(add(d, stage.l_u))
+            return Direction(d, l_u=stage.l_u, peers=stage.peers)
 
         return policy
 
@@ -80,7 +83,7 @@ class Full:
         y = _apply(N, V_h[:, :, None])  # g_u (M/eta)^-1 Q_u, (B, n_h, 1)
         solved = None
         if stage.l_u is not None:
-            solved = [p * (stage.eta / len(x)) for p in metric.solve(layer, stage.l_u)]
+            solved = [p * (stage.eta / stage.batch) for p in metric.solve(layer, stage.l_u)]
             y = y + layer.apply(x, solved).flatten(1)[:, :, None]
         # C: what the guard's Woodbury correction puts between the two sides
         C = None
