@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpnopt import DDPNOpt
+from ddpnopt import EKFAC, DDPNOpt
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "optimizer"))
 
@@ -74,19 +74,27 @@ for _value, _lr in (("outer", 0.05), ("full", 0.05), ("batch", 1.0)):
     for _curvature in ("rmsprop", "adam", "kfac", "ekfac"):
         CASES[f"{_value} {_curvature}"] = ("fcn", {"value": _value, "lr": _lr, "curvature": _curvature}, False)
 for _curvature in ("adam", "kfac", "ekfac"):
-    CASES[f"batch cnn {_curvature}"] = ("cnn", {"lr": 0.3, "curvature": _curvature}, False)
-    CASES[f"batch tokens {_curvature}"] = ("tokens", {"lr": 0.3, "curvature": _curvature}, False)
+    _c: Any = EKFAC(refresh=1) if _curvature == "ekfac" else _curvature  # else its basis is free where A has no rank
+    CASES[f"batch cnn {_curvature}"] = ("cnn", {"lr": 0.3, "curvature": _c}, False)
+    CASES[f"batch tokens {_curvature}"] = ("tokens", {"lr": 0.3, "curvature": _c}, False)
 EVEN_ONLY = {"outer residual in ddp", "base kfac in ddp", "weight grads in ddp"}
+SOME = ("outer", "outer in ddp", "full", "full decay", "batch", "batch in ddp", "batch decay", "batch cnn",
+        "batch kfac", "batch columns", "outer adam", "full ekfac", "batch rmsprop")  # fmt: skip
 
 
-def train(case: str, rank: int = 0, size: int = 1, micro: int = 1) -> tuple[nn.Module, DDPNOpt]:
+def of(size: int) -> list[str]:
+    """The cases for so many processes."""
+    return list(CASES) if size == 4 else list(SOME)
+
+
+def train(case: str, rank: int = 0, size: int = 1, group: Any = None, micro: int = 1) -> tuple[nn.Module, DDPNOpt]:
     net, options, wrapped = CASES[case]
     make, data = NETS[net]
     torch.manual_seed(rank if size > 1 and not wrapped else 0)  # the first process's weights are everybody's
     model = make()
     wrap = wrapped and size > 1
-    whole = DistributedDataParallel(model) if wrap else model
-    opt = DDPNOpt(whole, **options, **({"data_parallel": True} if size > 1 and not wrap else {}))
+    whole = DistributedDataParallel(model, process_group=group) if wrap else model
+    opt = DDPNOpt(whole, **options, **({"data_parallel": group} if size > 1 and not wrap else {}))
     reduction = options.get("reduction", "mean")
     for seed, n in enumerate(BATCHES[:2] if case in EVEN_ONLY else BATCHES):
         x, y = data(n, seed=seed)
@@ -99,18 +107,50 @@ def train(case: str, rank: int = 0, size: int = 1, micro: int = 1) -> tuple[nn.M
     return model, opt
 
 
+def weights(model: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def trouble(rank: int, group: Any) -> dict[str, tuple[str, str]]:
+    """What each process is told when one of them is in trouble."""
+    told = {}
+    for what in ("error", "nan", "another way"):
+        model = fcn()
+        opt = DDPNOpt(model, lr=0.5, value="outer", data_parallel=group)
+        before = weights(model)
+        x, y = vectors(4, seed=rank)
+        if rank == 1 and what == "error":
+            model.eval()
+        loss = F.cross_entropy(model(x), y)
+        if rank == 1 and what == "another way":
+            loss = model[2](torch.tanh(model[0](x))).square().mean() * 0 + F.cross_entropy(model[:3](x), y)
+            opt.zero_grad()
+        try:
+            (loss * (float("nan") if rank == 1 and what == "nan" else 1.0)).backward()
+            opt.step()
+        except Exception as error:
+            told[what] = (type(error).__name__, str(error))
+        assert all(map(torch.equal, before, model.parameters())), what
+    return told
+
+
 def main() -> None:
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    made = {}
-    for case in CASES:
-        model, _ = train(case, rank, size)
-        made[case] = [p.detach().clone() for p in model.parameters()]
-    model, _ = train("batch", rank, size, micro=2 if size == 2 else 1)
-    made["micro-batches"] = [p.detach().clone() for p in model.parameters()]
+    rank = dist.get_rank()
+    made: dict[Any, Any] = {}
+    for size in (2, 3, 4):
+        group = dist.new_group(list(range(size)))
+        if rank >= size:
+            continue
+        for case in of(size):
+            model, _ = train(case, rank, size, group)
+            made[size, case] = weights(model)
+        if size == 2:
+            made["micro-batches"] = weights(train("batch", rank, size, group, micro=2)[0])
+            made["trouble"] = trouble(rank, group)
     torch.save(made, Path(sys.argv[1]) / f"{rank}.pt")
     dist.destroy_process_group()
 
