@@ -7,6 +7,7 @@ from ddpnopt.errors import (
     NonFiniteError,
     OpenLoopWarning,
     OptionError,
+    PeerError,
     StepError,
 )
 from ddpnopt.kronecker import EKFAC, KFAC
@@ -27,6 +28,7 @@ __all__ = [
     "NonFiniteError",
     "OpenLoopWarning",
     "OptionError",
+    "PeerError",
     "RMSprop",
     "Report",
     "StepError",

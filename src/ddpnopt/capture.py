@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ddpnopt.errors import ModelError, StepError
+from ddpnopt.parallel import wrapper_at_work
 from ddpnopt.recording import (
     Probe,
     Recording,
@@ -29,20 +30,25 @@ from ddpnopt.recording import (
     rng_state,
 )
 from ddpnopt.replay import Cut, Replay, Tape
+from ddpnopt.scaling import scale, watch_overflow
 from ddpnopt.units import Unit
 
 
 class _Source(torch.autograd.Function):
-    """Lets a gradient arrive at h although nothing before it needs one; h is no leaf, so in-place work goes on."""
+    """Lets a gradient arrive at h although nothing before it needs one; h is no leaf, so in-place work goes on.
+
+    The anchors, which make it a node of the graph, learn that a gradient has come by, and get none.
+    """
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, anchor: Tensor) -> Tensor:
+    def forward(ctx: Any, h: Tensor, *anchors: Tensor) -> Tensor:
         ctx.mark_dirty(h)
         return h
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
-        return None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad
+        return (grad if wanted[0] else None, *[None] * (len(wanted) - 1))
 
 
 class _Hook:
@@ -85,6 +91,7 @@ class Capture:
         self.seen_forward = False
         self._arrived: list[Recording] = []  # one entry for each backward pass since the last step
         self._anchor = torch.empty(0, requires_grad=True)
+        self.wrapper: nn.Module | None = None  # DistributedDataParallel around the model, in the last forward pass
         self._running: Recording | None = None  # between the model's first and last instruction
         self._replay: Replay | None = None
         self._with_buffers = [m for m in model.modules() if m._buffers]
@@ -110,6 +117,7 @@ class Capture:
     def _begin(self, _: None, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if Capture._replays or not self.enabled or not torch.is_grad_enabled():
             return
+        self.wrapper = wrapper_at_work()
         self._want_grads()  # an interrupt in the middle of a layer may have left some off
         device = self.units[0].parameters[0].device
         kind = device.type
@@ -193,18 +201,45 @@ class Capture:
         if h is None or recording is None or not recording.stages or recording.stages[-1].unit is not unit:
             return None
         stage = recording.stages[-1]
-        if not h.requires_grad:  # a first layer on constant input, its weight gradient skipped
+        if self.wrapper is not None and stage.skipped:  # it waits for all parameters, also for those left out
+            h = _Source.apply(h.clone() if h._is_view() else h, *unit.parameters)  # type: ignore[no-untyped-call]
+        elif not h.requires_grad:  # a first layer on constant input, its weight gradient skipped
             h = _Source.apply(h, self._anchor)  # type: ignore[no-untyped-call]
         stage.h_shape = h.shape
         if self.keep_outputs:
             stage._h, stage._version = h.detach(), h._version
         h.register_hook(partial(arrived_at_stage, recording, stage))
+        if stage.skipped and recording.autocast[0]:
+            watch_overflow(stage, h)
         return h
 
     # -- for the optimizer -------------------------------------------------------------------------------------------
 
     def take(self) -> Recording:
         """The recording of the pass whose gradients have just arrived; complains if there is not exactly one."""
+        self._require_arrival()
+        if len(self._arrived) > 1:
+            raise StepError(
+                f"step() after {len(self._arrived)} backward passes: this optimizer takes one a step. Put the samples "
+                "into one batch (or add the losses) and call backward() once, or step() after each; zero_grad() drops "
+                "what has arrived so far."
+            )
+        return self.take_all()[0]
+
+    def take_all(self) -> list[Recording]:
+        """The recordings of all passes since the last step: the micro-batches of one batch."""
+        self._require_arrival()
+        if len({id(recording) for recording in self._arrived}) < len(self._arrived):
+            raise StepError(
+                f"step() after {len(self._arrived)} backward passes of which two went through one forward pass: add "
+                "the losses and call backward() once, or run the forward pass again for the second; zero_grad() drops "
+                "what has arrived so far."
+            )
+        for recording in self._arrived:
+            self._check(recording)
+        return list(self._arrived)
+
+    def _require_arrival(self) -> None:
         if not self._arrived:
             raise StepError(
                 "step() without a backward pass since the last step: run a forward pass, model(inputs), and call "
@@ -213,13 +248,9 @@ class Capture:
                 else "step() found no forward pass of the model. Call model(inputs) with gradients enabled, then "
                 "loss.backward(), before step(); layers called outside model(...) are not seen."
             )
-        if len(self._arrived) > 1:
-            raise StepError(
-                f"step() after {len(self._arrived)} backward passes: DDPNOpt replays one forward pass a step. Put the "
-                "samples into one batch (or add the losses) and call backward() once, or step() after each; "
-                "zero_grad() drops what has arrived so far."
-            )
-        recording = self._arrived[0]
+
+    @staticmethod
+    def _check(recording: Recording) -> None:
         if not recording.training:
             raise StepError(
                 "The model was in eval mode in the forward pass: call model.train() before training steps. (Single "
@@ -227,7 +258,11 @@ class Capture:
             )
         recording.stages = [s for s in recording.stages if s.p_h is not None]
         recording.check()
-        return recording
+
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients that have arrived so far."""
+        for recording in self._arrived:
+            scale(recording, factor)
 
     def forget(self) -> None:
         """Drop the gradients that have arrived so far."""
@@ -237,15 +272,12 @@ class Capture:
     def _replaying(self, recording: Recording, replay: Replay) -> Iterator[None]:
         enabled, dtype, kind = recording.autocast
         autocast: Any = torch.autocast(kind, dtype=dtype) if enabled else nullcontext()
-        buffers = [
-            (m, name, b, b.clone()) for m in self._with_buffers for name, b in m._buffers.items() if b is not None
-        ]
         cpu, cuda = recording.rng
         devices = [] if cuda is None else [recording.device]
         self._replay = replay
         Capture._replays += 1
         try:
-            with torch.random.fork_rng(devices=devices), autocast:
+            with self.buffers_kept(), torch.random.fork_rng(devices=devices), autocast:
                 torch.set_rng_state(cpu)
                 if cuda is not None:
                     torch.cuda.set_rng_state(cuda, recording.device)
@@ -253,10 +285,30 @@ class Capture:
         finally:
             self._replay = None
             Capture._replays -= 1
+
+    @contextmanager
+    def buffers_kept(self) -> Iterator[None]:
+        """What the forward pass does to the model's buffers is undone at the end."""
+        buffers = [
+            (m, name, b, b.clone()) for m in self._with_buffers for name, b in m._buffers.items() if b is not None
+        ]
+        try:
+            yield
+        finally:
             with torch.no_grad():
                 for module, name, buffer, old in buffers:
                     buffer.copy_(old)
                     module._buffers[name] = buffer  # a forward pass may have put another in its place
+
+    @contextmanager
+    def aside(self, device: torch.device) -> Iterator[None]:
+        """In the middle of a replay: let another one run, and find one's own random numbers again afterwards."""
+        mine, (cpu, cuda) = self._replay, rng_state(device)
+        yield
+        self._replay = mine
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda, device)
 
     def replay(
         self,

@@ -15,6 +15,7 @@ from torch import Tensor
 from ddpnopt.errors import OptionError
 from ddpnopt.layers import Layer, Parts
 from ddpnopt.metric import IDENTITY, Metric
+from ddpnopt.parallel import ALONE, Peers
 
 State = dict[str, Any]
 
@@ -29,6 +30,7 @@ class Seen:
     x: Tensor | None = None  # inputs of the layer
     v_h: Callable[[], Tensor] | None = None  # V_h of each sample as a share of the batch loss
     scale: float = 1.0  # times v_h gives the sample's own gradient: B for a mean loss, 1 for a sum
+    peers: Peers = ALONE  # who have the other samples of the batch; `gradient` is over all of them already
 
     def q_u(self) -> Parts:
         """Q_u = l_u + sum_i g_u' V_h."""

@@ -17,6 +17,10 @@ class StepError(DDPNOptError, RuntimeError):
     """`step()` was called in a state from which no step can be taken."""
 
 
+class PeerError(DDPNOptError, RuntimeError):
+    """Another process of data-parallel training has died or gone away; weights and state are as they were."""
+
+
 class NonFiniteError(DDPNOptError, FloatingPointError):
     """The loss, a gradient or an update is NaN or infinite; weights and state are as they were."""
 

@@ -7,7 +7,7 @@ For sample i it is the vector P_u[i] = g_u' p_i. Three questions are asked of th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +26,8 @@ class SampleGradients(Protocol):
     def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
         """p_u' M^-1 p_u for each sample, or with other output gradients p on the right: (B,)."""
 
-    def gram(self, metric: Metric) -> Tensor:
-        """K = P_u' M^-1 P_u: (B, B)."""
+    def gram(self, metric: Metric, other: Any = None) -> Tensor:
+        """K = P_u' M^-1 P_u: (B, B), or with other samples' gradients of the same form on the right: (B, B')."""
 
     def combine(self, w: Tensor) -> Parts:
         """P_u w = sum_i w_i p_u[i]."""
@@ -56,21 +56,27 @@ class RankOne:
             return x.square().sum(1) * torch.linalg.vecdot(left, right)
         return torch.linalg.vecdot((left * right) @ D[0], x.square())
 
-    def gram(self, metric: Metric) -> Tensor:
+    def gram(self, metric: Metric, other: RankOne | None = None) -> Tensor:
         if metric.is_identity:
-            return (self.x @ self.x.T + float(self.layer.bias)) * (self.p @ self.p.T)
-        x, p = self._inputs(metric), metric.rows(self.p[:, None])[:, 0]
+            o = self if other is None else other
+            return (self.x @ o.x.T + float(self.layer.bias)) * (self.p @ o.p.T)
+        x, p = self._rotated(metric)
+        y, q = (x, p) if other is None else other._rotated(metric)
         D = metric.diagonal(self.layer)
         if D is None:
-            return (x @ x.T) * (p @ p.T)
+            return (x @ y.T) * (p @ q.T)
         # D does not factor: sqrt(D) p_u explicitly, some outputs at a time so that memory stays bounded
-        K = x.new_zeros(len(x), len(x))
-        rows = max(1, CHUNK // x.numel())
+        K = x.new_zeros(len(x), len(y))
+        rows = max(1, CHUNK // y.numel())
         for some in range(0, p.shape[1], rows):
-            block = p[:, some : some + rows, None] * x[:, None] * D[0, some : some + rows].sqrt()
-            block = block.flatten(1)
-            K.addmm_(block, block.T)
+            root = D[0, some : some + rows].sqrt()
+            block = (p[:, some : some + rows, None] * x[:, None] * root).flatten(1)
+            right = block if other is None else (q[:, some : some + rows, None] * y[:, None] * root).flatten(1)
+            K.addmm_(block, right.T)
         return K
+
+    def _rotated(self, metric: Metric) -> tuple[Tensor, Tensor]:
+        return self._inputs(metric), metric.rows(self.p[:, None])[:, 0]
 
     def combine(self, w: Tensor) -> Parts:
         return self.layer.grad(self.x, scale_samples(w, self.p))
@@ -104,6 +110,17 @@ class Explicit(_WrittenOut):
         self.weight = layer.sample_grads(x, p)  # (B, g, O, J0)
         self.bias = layer.rows(p).sum(1) if layer.bias else None  # (B, g, O)
 
+    @classmethod
+    def of(cls, layer: Layer, like: Explicit, flat: Tensor) -> Explicit:
+        """Gradients that somebody else has written out, (B, parameters)."""
+        made = cls.__new__(cls)
+        made.layer, made.x = layer, like.x
+        sizes = [like.weight[0].numel()] + ([] if like.bias is None else [like.bias[0].numel()])
+        pieces = flat.split(sizes, 1)
+        made.weight = pieces[0].view(-1, *like.weight.shape[1:])
+        made.bias = None if like.bias is None else pieces[1].view(-1, *like.bias.shape[1:])
+        return made
+
     def _pieces(self, metric: Metric) -> list[Tensor]:
         """Pieces of sqrt(M^-1) p_u, each (B, …), whose inner products add up."""
         if metric.is_identity:
@@ -122,10 +139,11 @@ class Explicit(_WrittenOut):
         dots = [torch.linalg.vecdot(a, b) for a, b in zip(left, right, strict=True)]
         return torch.stack(dots).sum(0)
 
-    def gram(self, metric: Metric) -> Tensor:
-        pieces = self._pieces(metric)
-        K = pieces[0] @ pieces[0].T
-        return K if len(pieces) == 1 else K.addmm_(pieces[1], pieces[1].T)
+    def gram(self, metric: Metric, other: Explicit | None = None) -> Tensor:
+        left = self._pieces(metric)
+        right = left if other is None else other._pieces(metric)
+        K = left[0] @ right[0].T
+        return K if len(left) == 1 else K.addmm_(left[1], right[1].T)
 
     def combine(self, w: Tensor) -> Parts:
         w = w.to(self.weight.dtype)
@@ -148,32 +166,35 @@ class ByPlaces(_WrittenOut):
         places = torch.einsum("bpgj,bqgj->bgpq", X, X) * torch.einsum("bpgo,bqgo->bgpq", left, right)
         return places.sum((1, 2, 3))
 
-    def gram(self, metric: Metric) -> Tensor:
+    def gram(self, metric: Metric, other: ByPlaces | None = None) -> Tensor:
         if metric.D is not None:
-            return Explicit(self.layer, self.x, self.p).gram(metric)
-        X = metric.columns(self.layer.augmented(self.x))
-        V = metric.rows(self.layer.rows(self.p))
-        B, P = X.shape[:2]
-        K = X.new_zeros(B, B)
-        some = max(1, CHUNK // (B * P * P))
+            written = None if other is None else Explicit(other.layer, other.x, other.p)
+            return Explicit(self.layer, self.x, self.p).gram(metric, written)
+        X, V = self._rotated(metric)
+        Y, W = (X, V) if other is None else other._rotated(metric)
+        (B, P), C = X.shape[:2], len(Y)
+        K = X.new_zeros(B, C)
+        some = max(1, CHUNK // (C * P * P))
         for g in range(X.shape[2]):
-            x, v = X[:, :, g].flatten(0, 1), V[:, :, g].flatten(0, 1)
+            x, v, y, w = (a[:, :, g].flatten(0, 1) for a in (X, V, Y, W))
             for i in range(0, B, some):
                 rows = slice(i * P, (i + some) * P)
-                block = (x[rows] @ x.T).mul_(v[rows] @ v.T)
-                K[i : i + some] += block.view(-1, P, B, P).sum((1, 3))
+                block = (x[rows] @ y.T).mul_(v[rows] @ w.T)
+                K[i : i + some] += block.view(-1, P, C, P).sum((1, 3))
         return K
+
+    def _rotated(self, metric: Metric) -> tuple[Tensor, Tensor]:
+        return metric.columns(self.layer.augmented(self.x)), metric.rows(self.layer.rows(self.p))
 
     def combine(self, w: Tensor) -> Parts:
         return self.layer.grad(self.x, scale_samples(w, self.p))
 
 
-def sample_gradients(layer: Layer, x: Tensor, p: Tensor, *, coupled: bool = False) -> SampleGradients:
-    """The cheapest form of P_u for inputs x and output gradients p; `coupled` if all pairs of samples are asked for."""
+def sample_gradients(layer: Layer, x: Tensor, p: Tensor, *, others: int = 1) -> SampleGradients:
+    """The cheapest form of P_u for inputs x and output gradients p; `others`: how many each is multiplied with."""
     if x.dim() == 2:
         return RankOne(layer, x, p)
-    B, P = layer.rows(p).shape[:2]
+    P = layer.rows(p).shape[1]
     _, O, J = layer.joint_shape
     # multiplications for each sample: through the places, or through weights that are written out
-    others = B if coupled else 1
     return (ByPlaces if others * P * P * (J + O) < O * J * (P + others) else Explicit)(layer, x, p)

@@ -11,6 +11,7 @@ from ddpnopt.curvature import Adam, Curvature, require
 from ddpnopt.errors import OptionError
 from ddpnopt.layers import Parts
 from ddpnopt.recording import Stage
+from ddpnopt.scaling import Average, own_gradient, rounding
 from ddpnopt.sweep import norm
 
 Group = dict[str, Any]
@@ -69,16 +70,14 @@ class Groups:
         return float(sum(0.5 * g["weight_decay"] * p.square().sum() for g in decayed for p in g["params"]))
 
 
-def penalty(captured: Stage, dtype: torch.dtype) -> Parts | None:
+def penalty(captured: Stage, average: Average = list) -> Parts | None:
     """What the loss has on the weights beside the layer's output (a norm of them, another use): part of l_u."""
     parameters = captured.unit.parameters
     if all(p.grad is None for p in parameters):
         return None
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     if captured.skipped:  # the layer's own part has not been computed, so this is something else
-        return grads
-    assert captured.p_h is not None
-    own = captured.layer.grad(captured.x.to(dtype), captured.p_h.to(dtype))
+        return grads if norm(grads) > 0 else None
+    own = average(own_gradient(captured))
     other = [g - o for g, o in zip(grads, own, strict=True)]
-    rounding = 1e3 * torch.finfo(dtype).eps
-    return other if norm(other) > rounding * norm(own) else None
+    return other if norm(other) > rounding(captured) * norm(own) else None

@@ -27,7 +27,11 @@ def factors(layer: Layer, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def _seen_factors(seen: Seen) -> tuple[Tensor, Tensor]:
     if seen.layer is None or seen.x is None or seen.v_h is None:
         raise TypeError("Kronecker factors need a layer")  # open_loop sees to it that this does not happen
-    return factors(seen.layer, seen.x, seen.v_h() * seen.scale)
+    mine = factors(seen.layer, seen.x, seen.v_h() * seen.scale)
+    if seen.peers.alone:
+        return mine
+    A, G = seen.peers.sum([f * seen.peers.share(len(seen.x)) for f in mine])
+    return A, G
 
 
 class _Kronecker:
@@ -109,7 +113,7 @@ class EKFAC(_Kronecker):
             (a, U_A), (g, U_G) = _eigh(A), _eigh(G)
             state["T_A"], state["T_G"] = U_A.mT.contiguous(), U_G.mT.contiguous()
             state["m2"] = g[:, :, None] * a[:, None, :]  # (g, O, J)
-        B = seen.x.shape[0]
+        B = seen.peers.batch(len(seen.x))
         gradient = state["T_G"] @ seen.layer.join(seen.gradient()) @ state["T_A"].mT * (seen.scale / B)
         state["m2"] = state["m2"] * self.decay + (1 - self.decay) * B * gradient.square()
         state["step"] = state.get("step", 0) + 1

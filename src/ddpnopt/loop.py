@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, overload
@@ -11,12 +12,14 @@ from torch import Tensor
 
 from ddpnopt.capture import Capture
 from ddpnopt.errors import NonFiniteError
+from ddpnopt.scaling import scaler_factor
 
 
 class HookedOptimizer(torch.optim.Optimizer):
     """An optimizer that steps from what its capture has recorded."""
 
     _capture: Capture
+    _step_supports_amp_scaling = True  # a GradScaler leaves it to step() to take the loss scale off
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -41,19 +44,46 @@ class HookedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         try:
-            self._step()
+            factor = scaler_factor(self, weight_grads=not self._capture.skip_weight_grads)
+            if factor is None:
+                self._overflowed()
+            else:
+                self._unscale(factor)
+                self._step()
         finally:
             self._capture.forget()
         return loss
+
+    def _unscale(self, factor: float) -> None:
+        """Take the loss scale off whatever has arrived."""
+        if factor == 1.0:
+            return
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if grads:
+            torch._foreach_mul_(grads, factor)
+        self._capture.scale(factor)
+
+    def _overflowed(self) -> None:
+        """A GradScaler has found that the scaled gradients have overflown: no step."""
+        return
 
     @abstractmethod
     def _step(self) -> None:
         """One step; what it cannot finish it leaves as it was."""
 
 
+def finite_sum(tensors: list[Tensor]) -> float:
+    """A number that is finite exactly if all numbers are (but for one beyond 1e38); reads each tensor once."""
+    sums = [t.sum(dtype=torch.float32) if t.dtype.itemsize < 4 else t.sum().float() for t in tensors]
+    return float(torch.stack(sums).sum()) if sums else 0.0
+
+
 def require_finite(tensors: list[Tensor], what: str, advice: str = "") -> None:
     """Raise `NonFiniteError` if any number is NaN or infinite."""
-    # a sum is finite exactly if all terms are (but for one beyond 1e38), and reads each tensor once
-    total = torch.stack([t.sum(dtype=torch.float32) if t.dtype.itemsize < 4 else t.sum().float() for t in tensors])
-    if not bool(total.sum().isfinite()):
+    check_finite(finite_sum(tensors), what, advice)
+
+
+def check_finite(total: float, what: str, advice: str = "") -> None:
+    """`require_finite` for a `finite_sum`."""
+    if not math.isfinite(total):
         raise NonFiniteError(f"{what} is not finite. Weights and state are as they were before this step.{advice}")

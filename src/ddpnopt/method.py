@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from ddpnopt import terminal as forms
+from ddpnopt.accumulation import JointSegment, probes, pull_back
 from ddpnopt.capture import Capture
 from ddpnopt.curvature import require
 from ddpnopt.errors import ModelError, OptionError
 from ddpnopt.loss import Loss, recognise
+from ddpnopt.parallel import ALONE, Peers
 from ddpnopt.recording import Recording
-from ddpnopt.segment import Segment
+from ddpnopt.segment import Pullback, Segment
 from ddpnopt.value import Batch, Displacement, Factored, Full, Outer, ValueFunction
 
 VALUES = ("batch", "outer", "full")
@@ -53,22 +55,30 @@ class Method:
     def along_gradient(self) -> bool:
         return isinstance(self.terminal, str) and self.terminal in forms.FROM_GRADIENT
 
+    def share(self, recording: Recording, peers: Peers) -> float:
+        """Of our samples in the whole batch's loss, where each process has taken the mean of its own."""
+        return peers.share(recording.batch_size) if self.mean else 1.0
+
+    @property
+    def looks_at_losses(self) -> bool:
+        return self.value == "batch" or self.terminal == "sqrt"
+
     def start(
-        self, capture: Capture, recording: Recording, displacement: Displacement, relax: float
+        self, capture: Capture, recording: Recording, displacement: Displacement, relax: float, peers: Peers = ALONE
     ) -> tuple[Columns, ValueFunction]:
         """V_x and V_xx at the outputs (line 6), and the cotangents that the recursion runs along."""
         p_h = [[s.p_h for s in recording.stages if s.p_h is not None]]
         p_x = [[s.p_x for s in recording.stages]]
         if self.value == "full":
-            return (p_h, p_x), self._full(capture, recording, displacement.chain)
+            return (p_h, p_x), self._full(capture, recording, displacement.chain, peers)
         if self.along_gradient:
-            L = self._lambda(recording, p_h[0][-1])
+            L = self._lambda(recording, p_h[0][-1], peers)
             if self.value == "outer":
                 return (p_h, p_x), Outer(L, along_gradient=True, guard=self.guard, displacement=displacement)
-            return (p_h, p_x), Batch(L, torch.full_like(L, relax), displacement)
+            return (p_h, p_x), Batch(L, torch.full_like(L, relax), displacement, peers=peers)
         k, z, _ = single_output(recording)
-        F = forms.factor(self.terminal, z, self.mean)  # (R, B, n)
-        pulled_h, pulled_x = capture.pull_back(recording, k, F.reshape(len(F), *z.shape))
+        F = forms.factor(self.terminal, z, self.mean) * self.share(recording, peers) ** 0.5  # (R, B, n)
+        pulled_h, pulled_x = pull_back(capture, recording, k, F.reshape(len(F), *z.shape))
         columns = ([*p_h, *pulled_h], [*p_x, *pulled_x])
         ones = F.new_ones(F.shape[1])
         if self.value == "outer":
@@ -81,20 +91,20 @@ class Method:
         # the gradient itself is a column without curvature
         L = torch.cat([torch.zeros_like(ones), ones.repeat(len(F))])
         v = torch.cat([relax * ones, torch.zeros_like(ones).repeat(len(F))])
-        return columns, Batch(L, v, displacement, columns=1 + len(F))
+        return columns, Batch(L, v, displacement, columns=1 + len(F), peers=peers)
 
-    def _lambda(self, recording: Recording, q: Tensor) -> Tensor:
+    def _lambda(self, recording: Recording, q: Tensor, peers: Peers) -> Tensor:
         """Curvature along the gradient: (B,)."""
         if self.terminal == "sqrt":
             shares = torch.stack([loss.shares(z) for z, loss in losses(recording, self.mean)]).sum(0)
             return forms.sqrt_curvature(shares)
         # the paper's factored form is (grad/B)(grad/B)', the joint Hessian of the batch is grad grad'/B
         joint = self.value == "batch" and self.mean
-        return q.new_full((len(q),), float(len(q)) if joint else 1.0)
+        return q.new_full((len(q),), float(peers.batch(len(q))) if joint else 1.0)
 
-    def _full(self, capture: Capture, recording: Recording, chain: bool) -> Full | Factored:
-        probe = capture.probe(recording)
-        t = None if chain else probe.off_chain(recording)
+    def _full(self, capture: Capture, recording: Recording, chain: bool, peers: Peers) -> Full | Factored:
+        cut = probes(capture, recording)
+        t = None if chain else cut[0].off_chain(recording)
         if t is not None:
             at = f"layer '{recording.stages[t].name}'" if t < len(recording.stages) else "the output"
             raise ModelError(
@@ -108,24 +118,27 @@ class Method:
                     "put the batch norm into eval mode."
                 )
         k, z, q = single_output(recording)
-        segments = Segment.chain(probe.leaves, [*probe.inputs[1:], probe.outputs[k]], self.order)
+        of_parts = [Segment.chain(p.leaves, [*p.inputs[1:], p.outputs[k]], self.order) for p in cut]
+        segments: list[Pullback] = list(of_parts[0])
+        if len(cut) > 1:
+            segments = [JointSegment(list(parts)) for parts in zip(*of_parts, strict=True)]
         V_x = q.flatten(1)
         if self.guard and self.order == 1 and not self.vxx_reg and not callable(self.terminal):
-            Z = self._rows(recording, z, q)
-            if Z.shape[1] <= min(leaf[0].numel() for leaf in probe.leaves):  # else V_xx itself is the smaller
+            Z = self._rows(recording, z, q, peers)
+            if Z.shape[1] <= min(leaf[0].numel() for leaf in cut[0].leaves):  # else V_xx itself is the smaller
                 return Factored(V_x, Z, segments)
         if self.along_gradient:
-            Z = self._rows(recording, z, q)
+            Z = self._rows(recording, z, q, peers)
             V_xx = Z.mT @ Z
         else:
-            V_xx = forms.hessian(self.terminal, z, self.mean)
+            V_xx = forms.hessian(self.terminal, z, self.mean) * self.share(recording, peers)
         return Full(V_x, V_xx, segments, order=self.order, guard=self.guard, vxx_reg=self.vxx_reg)
 
-    def _rows(self, recording: Recording, z: Tensor, q: Tensor) -> Tensor:
+    def _rows(self, recording: Recording, z: Tensor, q: Tensor, peers: Peers) -> Tensor:
         """A factor of the terminal Hessian, V_xx = Z' Z: (B, r, n)."""
         if self.along_gradient:
-            return self._lambda(recording, q).sqrt()[:, None, None] * q.flatten(1)[:, None]
-        return forms.factor(self.terminal, z, self.mean).transpose(0, 1)
+            return self._lambda(recording, q, peers).sqrt()[:, None, None] * q.flatten(1)[:, None]
+        return forms.factor(self.terminal, z, self.mean).transpose(0, 1) * self.share(recording, peers) ** 0.5
 
 
 def outputs_with_gradient(recording: Recording) -> list[tuple[int, Tensor, Tensor]]:

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ddpnopt import terminal as forms
+from ddpnopt.accumulation import join, probes, replay
 from ddpnopt.capture import Capture
 from ddpnopt.curvature import Adam, Curvature, Identity, RMSprop, Seen, require
 from ddpnopt.errors import ModelError, NonFiniteError, OpenLoopWarning, OptionError, StepError
 from ddpnopt.groups import Groups, penalty
 from ddpnopt.kronecker import EKFAC, KFAC
 from ddpnopt.layers import Layer, Parts
-from ddpnopt.loop import HookedOptimizer, require_finite
+from ddpnopt.loop import HookedOptimizer, check_finite, finite_sum
 from ddpnopt.loss import total_loss
 from ddpnopt.method import Method, losses
+from ddpnopt.parallel import ALONE, FAILED, OVERFLOWN, READY, Group, Peers, Together, share_gradients, unwrap
 from ddpnopt.recording import Recording
 from ddpnopt.recording import Stage as Captured
 from ddpnopt.report import Report
+from ddpnopt.scaling import Average, followed, scale
 from ddpnopt.sweep import Log, Stage, backward_pass, descend, forward_pass, predicted_change
 from ddpnopt.units import find_units
 from ddpnopt.value import Batch, Displacement, Problem, ValueFunction
@@ -53,6 +58,9 @@ class DDPNOpt(HookedOptimizer):
             loss = F.cross_entropy(model(x), y)
             loss.backward()
             opt.step()
+
+    Several forward and backward passes before a step() are the micro-batches of one batch: with the loss of each
+    divided by their number the step is that of the whole batch (gradient accumulation).
 
     Args:
         model: any `nn.Module`. Its `nn.Linear` and `nn.Conv1d/2d/3d` layers get feedback; other parameters are updated
@@ -85,6 +93,9 @@ class DDPNOpt(HookedOptimizer):
         weight_grads: let autograd fill `.grad` of the layers with feedback, too. DDPNOpt does not use it (it weights
             each sample anew), so by default it is not computed.
         diagnostics: measure everything in `report` at each step.
+        data_parallel: train one batch in several processes: True (all processes of `torch.distributed`), a process
+            group of it, or False. By default it is found out from `DistributedDataParallel` around the model. Without
+            it the optimizer does all the communication itself, and less of it.
     """
 
     def __init__(
@@ -110,9 +121,11 @@ class DDPNOpt(HookedOptimizer):
         on_nonfinite: str = "raise",
         weight_grads: bool = False,
         diagnostics: bool = False,
+        data_parallel: Any = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise OptionError(f"model must be an nn.Module, not {type(model).__name__}: DDPNOpt(model, lr=…).")
+        model = unwrap(model)
         require(reduction in ("mean", "sum"), "reduction", reduction, "'mean' or 'sum'")
         require(on_nonfinite in ("raise", "skip"), "on_nonfinite", on_nonfinite, "'raise' or 'skip'")
         require(0 < relax <= 1, "relax", relax, "in (0, 1]")
@@ -150,7 +163,12 @@ class DDPNOpt(HookedOptimizer):
         mine = {p for group in self.param_groups for p in group["params"]}
         units = find_units(model, mine, frozenset(exclude))
         self._capture = Capture(model, units, skip_weight_grads=feedback and not weight_grads)
-        self._capture.enabled = feedback or curvature.watches_layers
+        self.data_parallel = data_parallel
+        self._group = Group(None if data_parallel is True else data_parallel) if data_parallel else None
+        if self._group is not None:
+            self._group.broadcast(model)
+        # a share of the batch is known by its samples
+        self._capture.enabled = feedback or curvature.watches_layers or self._group is not None
 
     # -- setting up --------------------------------------------------------------------------------------------------
 
@@ -175,17 +193,42 @@ class DDPNOpt(HookedOptimizer):
             self.report.skipped += 1
 
     def _take_step(self) -> None:
-        recording = self._capture.take() if self._capture.enabled else None
-        captured = [] if recording is None else recording.stages
-        mine = {p for stage in captured for p in stage.unit.parameters}
-        rest = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p not in mine]
-        if not mine and not rest:
-            raise StepError("step() without a backward pass: call loss.backward() first.")
-        if self.feedback:
-            self._tell(rest)
-        incoming = (stage.p_h for stage in captured)  # not kept: the stages are to let go of them one by one
-        gradients = (p.grad for p in rest)
-        require_finite([g for g in (*incoming, *gradients) if g is not None], "the gradient of the loss", ADVICE)
+        group = self._find_group()
+        try:
+            recording = join(self._capture.take_all()) if self._capture.enabled else None
+            watched = recording is not None and (self.feedback or self.curvature.watches_layers)
+            captured = recording.stages if recording is not None and watched else []
+            mine = {p for stage in captured for p in stage.unit.parameters}
+            rest = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p not in mine]
+            if not mine and not rest:
+                raise StepError("step() without a backward pass: call loss.backward() first.")
+            if self.feedback:
+                self._tell(rest)
+            incoming = (stage.p_h for stage in captured)  # not kept: the stages are to let go of them one by one
+            gradients = (p.grad for p in rest)
+            total = finite_sum([g for g in (*incoming, *gradients) if g is not None])
+        except BaseException:
+            if group is not None:
+                group.begin(self._device, FAILED)
+            raise
+        peers = ALONE
+        if group is None:
+            check_finite(total, "the gradient of the loss", ADVICE)
+        else:
+            assert recording is not None
+            met = group.begin(
+                self._device, READY, recording.batch_size, total, ",".join(s.name for s in recording.stages),
+                self.feedback and not group.averaged and any(penalty(stage) is not None for stage in captured),
+            )  # fmt: skip
+            if met is None:
+                self.report.skipped += 1
+                return
+            peers = met
+        if recording is not None:
+            self._settle(recording, captured, peers)
+        if isinstance(peers, Together):
+            rest = share_gradients(peers, self._all_but(mine if self.feedback else set()), mean=self.method.mean)
+            rest = [p for p in rest if p not in mine]
 
         old = {p: self._saved(p) for p in rest}  # and those of the layers, as their turn comes
         if not self.feedback:
@@ -194,12 +237,13 @@ class DDPNOpt(HookedOptimizer):
         try:
             outputs = None
             if recording is not None and self.feedback:
-                outputs = self._sweep(recording, old, rest)
+                outputs = self._sweep(recording, old, rest, peers)
             else:
                 self._open_loop(rest)
                 for stage in captured:
-                    self._without_feedback(stage)
-            require_finite([p.detach() for p in states] + (outputs or []), "a weight or output after the step", ADVICE)
+                    self._without_feedback(stage, peers)
+            written = peers.total(finite_sum([p.detach() for p in states] + (outputs or [])))
+            check_finite(written, "a weight or output after the step", ADVICE)
         except BaseException:
             self._take_back(old, states)
             raise
@@ -211,6 +255,64 @@ class DDPNOpt(HookedOptimizer):
             kept = self._copies[p] = torch.empty_like(p, requires_grad=False)
         return kept.copy_(p.detach())
 
+    # -- together with other processes -------------------------------------------------------------------------------
+
+    @property
+    def _device(self) -> torch.device:
+        return self._capture.units[0].parameters[0].device
+
+    def _find_group(self) -> Group | None:
+        wrapper = self._capture.wrapper
+        if isinstance(wrapper, DistributedDataParallel) and self.data_parallel is not False:
+            if self._group is None:
+                self._group = Group(wrapper.process_group)
+            self._group.averaged = True
+        return self._group
+
+    def _all_but(self, some: set[nn.Parameter]) -> list[nn.Parameter]:
+        return [p for group in self.param_groups for p in group["params"] if p not in some]
+
+    def _settle(self, recording: Recording, captured: list[Captured], peers: Peers) -> None:
+        """Bring the slopes to the scale of the whole batch's loss, and find what the loss has on the weights."""
+        together = peers if isinstance(peers, Together) else None
+        average: Average = list
+        if together is not None and together.group.averaged:
+            average = together.average
+        unscaled = hasattr(self, "found_inf") and getattr(self, "grad_scale", None) is None  # by the user, .grad alone
+        if captured and not self._capture.skip_weight_grads and (self.feedback or unscaled):
+            self._follow(recording, unscaled, average)
+        share = self.method.share(recording, peers)
+        if self.feedback:
+            for stage in captured:
+                stage.extra = penalty(stage, average)
+                if together is not None and together.extra:
+                    extra = stage.extra or [torch.zeros_like(p) for p in stage.unit.parameters]
+                    stage.extra = together.sum([e * share for e in extra])
+        if share != 1.0:
+            if self.method.looks_at_losses or self.diagnostics:
+                found = losses(recording, self.method.mean)  # as the user's own, before they become shares
+                recording.losses = [(z, replace(loss, weight=loss.weight * share)) for z, loss in found]
+            scale(recording, share)
+
+    def _overflowed(self) -> None:
+        group = self._find_group()
+        if group is not None:
+            group.begin(self._device, OVERFLOWN)
+        self.report.skipped += 1
+
+    @staticmethod
+    def _follow(recording: Recording, unscaled: bool, average: Average) -> None:
+        """Where `.grad` was unscaled or clipped since the backward pass, so are the slopes."""
+        factor = followed(recording, average)
+        if factor is not None and factor != 1.0:
+            scale(recording, factor)
+        elif factor is None and unscaled:
+            raise StepError(
+                "scaler.unscale_() was called, but .grad is no longer the gradient of the layers times one number, so "
+                "that the loss scale cannot be told: clip by the norm of all gradients (clip_grad_norm_), and set "
+                "weight_decay instead of a penalty in the loss."
+            )
+
     def _take_back(self, old: dict[nn.Parameter, Tensor], states: dict[Any, dict[str, Any]]) -> None:
         for p, weight in old.items():
             p.copy_(weight)
@@ -220,50 +322,56 @@ class DDPNOpt(HookedOptimizer):
     # -- the parts of a step -----------------------------------------------------------------------------------------
 
     def _sweep(
-        self, recording: Recording, old: dict[nn.Parameter, Tensor], rest: list[nn.Parameter]
+        self, recording: Recording, old: dict[nn.Parameter, Tensor], rest: list[nn.Parameter], peers: Peers
     ) -> list[Tensor] | None:
         """Algorithm 3 on the captured layers; the new outputs."""
         once = self.method.value != "batch" and not self.diagnostics  # the forward pass will not be repeated
         displacement = Displacement(self._is_chain(recording), once)
-        (p_h, p_x), value = self.method.start(self._capture, recording, displacement, self.relax)
+        (p_h, p_x), value = self.method.start(self._capture, recording, displacement, self.relax, peers)
         if not once:
             losses(recording, self.method.mean)  # now, while the stages are whole
         stages = [
-            self._stage(stage, old, [h[t] for h in p_h], [x[t] for x in p_x])
+            self._stage(stage, old, [h[t] for h in p_h], [x[t] for x in p_x], peers)
             for t, stage in enumerate(recording.stages)
         ]
         del p_h, p_x  # the stages have them
-        scale = float(recording.batch_size) if self.method.mean else 1.0
-        policies = backward_pass(stages, value, self.curvature, scale)
+        own = float(peers.batch(recording.batch_size)) if self.method.mean else 1.0
+        policies = backward_pass(stages, value, self.curvature, own)
         log: Log | None = {} if self.diagnostics else None
         if log is not None:
             self.report.predicted = predicted_change(stages, value, policies)
 
         def forward() -> list[Tensor] | None:
             self._open_loop(rest)  # not before the backward pass, which looks at the old network
-            replay = partial(self._capture.replay, recording) if self.closed_loop else None
-            return forward_pass(stages, policies, self.curvature, replay, displacement, log, once=once)
+            again = partial(replay, self._capture, recording) if self.closed_loop else None
+            return forward_pass(stages, policies, self.curvature, again, displacement, log, once=once)
 
         if isinstance(value, Batch) and self.closed_loop:
-            outputs = self._trusted(recording, value, old, forward)
+            outputs = self._trusted(recording, value, old, forward, peers)
         else:
             outputs = forward()
         if log is not None:
-            self._write_report(recording, value, log, outputs)
+            self._write_report(recording, value, log, outputs, peers)
         return outputs
 
     def _trusted(
-        self, recording: Recording, value: Batch, old: dict[nn.Parameter, Tensor], forward: Callable[[], Any]
+        self,
+        recording: Recording,
+        value: Batch,
+        old: dict[nn.Parameter, Tensor],
+        forward: Callable[[], Any],
+        peers: Peers,
     ) -> list[Tensor] | None:
         """The forward pass; where the loss of the same batch would rise, a shorter one, at last none."""
         found = losses(recording, self.method.mean)
         if not recording.used_outputs():
             return cast("list[Tensor]", forward())  # the model computes its loss itself: no outputs to judge by
-        before = total_loss([z for z, _ in found], found) + self._groups.stage_cost()
+        before = peers.total(total_loss([z for z, _ in found], found)) + self._groups.stage_cost()
         states = {p: dict(state) for p, state in self.state.items()}
         for attempt in range(ATTEMPTS):
             outputs: list[Tensor] = forward()
-            if total_loss(recording.used(outputs), found) + self._groups.stage_cost() <= before:
+            after = peers.total(total_loss(recording.used(outputs), found))
+            if after + self._groups.stage_cost() <= before:
                 return outputs
             self._take_back(old, states)
             value.fraction /= 4
@@ -275,23 +383,28 @@ class DDPNOpt(HookedOptimizer):
         """Whether each layer reads just the layer before it; found out once for each sequence of layers."""
         key = recording.signature
         if key not in self._chains:
-            self._chains[key] = self._capture.probe(recording).off_chain(recording) is None
+            self._chains[key] = all(probe.off_chain(recording) is None for probe in probes(self._capture, recording))
             self._capture.keep_outputs = not all(self._chains.values())
         return self._chains[key]
 
     def _stage(
-        self, captured: Captured, old: dict[nn.Parameter, Tensor], p_h: list[Tensor], p_x: list[Tensor | None]
+        self,
+        captured: Captured,
+        old: dict[nn.Parameter, Tensor],
+        p_h: list[Tensor],
+        p_x: list[Tensor | None],
+        peers: Peers,
     ) -> Stage:
         parameters = captured.unit.parameters
         dtype = parameters[0].dtype  # autocast may have made the rest smaller
         u = [p.detach() for p in parameters]
         group, l_u = self._groups.settings(captured.name, parameters, u)
-        extra = penalty(captured, dtype)
-        if extra is not None:
-            l_u = extra if l_u is None else [a + b for a, b in zip(l_u, extra, strict=True)]
+        if captured.extra is not None:
+            l_u = captured.extra if l_u is None else [a + b for a, b in zip(l_u, captured.extra, strict=True)]
         problem = Problem(
             captured.name, captured.layer, captured.x.to(dtype), u, float(group["lr"]),
-            [p.to(dtype) for p in p_h], [None if p is None else p.to(dtype) for p in p_x], l_u, captured.p_h_dot_h,
+            [p.to(dtype) for p in p_h], [None if p is None else p.to(dtype) for p in p_x], l_u,
+            captured.p_h_dot_h, peers,
         )  # fmt: skip
         captured.let_go()
         state = self.state[parameters[0]]
@@ -326,10 +439,13 @@ class DDPNOpt(HookedOptimizer):
         for p in rest:
             self._descend(self._names[p], [p], curvature, None, {})
 
-    def _without_feedback(self, captured: Captured) -> None:
+    def _without_feedback(self, captured: Captured, peers: Peers) -> None:
         """Q_ux = 0 (Proposition 1) for a curvature that watches layers: KFAC or EKFAC on `.grad`."""
-        scale = float(captured.x.shape[0]) if self.method.mean else 1.0
-        watched = {"x": captured.x, "v_h": lambda: captured.p_h, "scale": scale}
+        own = float(peers.batch(len(captured.x))) if self.method.mean else 1.0
+        dtype = captured.unit.parameters[0].dtype  # autocast may have made the rest smaller
+        assert captured.p_h is not None
+        v_h = captured.p_h.to(dtype)
+        watched = {"x": captured.x.to(dtype), "v_h": lambda: v_h, "scale": own, "peers": peers}
         self._descend(captured.name, captured.unit.parameters, self.curvature, captured.layer, watched)
 
     def _descend(
@@ -354,11 +470,14 @@ class DDPNOpt(HookedOptimizer):
                 lr, momentum = OPEN_LOOP_LR, 0.0
         descend(weights, state, seen.q_u(), lr, momentum, curvature, metric, layer)
 
-    def _write_report(self, recording: Recording, value: ValueFunction, log: Log, outputs: list[Tensor] | None) -> None:
+    def _write_report(
+        self, recording: Recording, value: ValueFunction, log: Log, outputs: list[Tensor] | None, peers: Peers
+    ) -> None:
         report = self.report
         report.layers, report.guarded = log, value.guarded_share
         found = losses(recording, self.method.mean)
         report.loss = found[0][1].kind
         report.actual = None
         if outputs is not None and recording.used_outputs():
-            report.actual = total_loss(recording.used(outputs), found) - total_loss([z for z, _ in found], found)
+            change = total_loss(recording.used(outputs), found) - total_loss([z for z, _ in found], found)
+            report.actual = peers.total(change)

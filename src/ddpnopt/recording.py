@@ -27,6 +27,7 @@ class Stage:
     p_h: Tensor | None = None  # gradient of the batch loss at the output
     p_x: Tensor | None = None  # gradient at the input through this layer alone; None where x is constant
     p_h_dot_h: Tensor | None = None  # <p_h, h> of each sample, for the ledger; None if h was overwritten
+    extra: list[Tensor] | None = None  # gradient of what the loss has on the weights beside the layer's output
     arrivals: int = 0  # gradients that have come to p_h
     _h: Tensor | None = None
     _version: int = 0
@@ -64,6 +65,7 @@ class Recording:
     losses: list[tuple[Tensor, Loss]] | None = None  # recognised at the outputs, once somebody has asked
     backwards: int = 0  # how many backward passes have come through
     arrived: list[Recording] = field(default_factory=list)  # shared: all recordings that a gradient has come to
+    parts: list[Recording] = field(default_factory=list)  # the micro-batches that this one was joined from
 
     def used_outputs(self) -> list[int]:
         """Which of `outputs` the loss was computed from: those with a gradient and the batch in dimension 0."""
@@ -165,7 +167,8 @@ def arrived_at_stage(recording: Recording, stage: Stage, grad: Tensor) -> None:
     p_h = grad.detach()
     if stage._h is not None:
         if stage._h._version == stage._version and p_h.dim() > 1:
-            stage.p_h_dot_h = torch.linalg.vecdot(p_h.flatten(1), stage._h.flatten(1))
+            wide = torch.promote_types(p_h.dtype, torch.float32)  # a scaled loss would overflow half precision
+            stage.p_h_dot_h = torch.linalg.vecdot(p_h.flatten(1).to(wide), stage._h.flatten(1).to(wide))
         stage._h = None
     stage.p_h = p_h
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,14 @@ _NAMES = [
     "NativeDropout"
 ]  # fmt: skip
 _ELEMENTWISE = {f"{name}Backward0" for name in _NAMES} | {"torch::autograd::AccumulateGrad"}
+
+
+class Pullback(Protocol):
+    """V in front of what stands between two layers, given V behind it."""
+
+    def pull(self, V_x: Tensor, V_xx: Tensor, order: int) -> tuple[Tensor, Tensor]: ...
+
+    def pull_rows(self, V_x: Tensor, Z: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 class Segment:

@@ -15,7 +15,7 @@ from ddpnopt.metric import Metric
 from ddpnopt.report import LayerReport
 from ddpnopt.value.base import Direction, Displacement, Policy, Problem, ValueFunction, inner
 
-Replay = Callable[[Callable[[int, Tensor], None], Callable[[int, Tensor], None]], list[Tensor]]
+Replay = Callable[[Callable[[int, Tensor], None], Callable[[int, Tensor], None] | None], list[Tensor]]
 """Runs the forward pass again, calling control(t, x^) before and observe(t, h^) after each stage; the outputs."""
 
 
@@ -39,14 +39,21 @@ Policies = list[tuple[Policy, Metric]]
 def backward_pass(stages: list[Stage], value: ValueFunction, curvature: Curvature, scale: float) -> Policies:
     """Lines 7 to 13 of Algorithm 3, the backward Bellman pass, from the terminal V in `value`."""
     policies: Policies = []
-    for stage in reversed(stages):
+    for t, stage in reversed(list(enumerate(stages))):
         problem = stage.problem
         seen = Seen(
-            partial(value.gradient, problem), problem.l_u, problem.layer, problem.x, partial(value.v_h, problem), scale
-        )
+            partial(_whole_gradient, value, problem), problem.l_u, problem.layer, problem.x,
+            partial(value.v_h, problem), scale, problem.peers,
+        )  # fmt: skip
         metric = curvature.observe(stage.state, seen)
         policies.append((value.backward(problem, metric), metric))
+        if t and not problem.peers.alone:
+            value.prepare(stages[t - 1].problem)
     return policies[::-1]
+
+
+def _whole_gradient(value: ValueFunction, problem: Problem) -> Parts:
+    return problem.peers.sum(value.gradient(problem))
 
 
 def forward_pass(
@@ -82,13 +89,12 @@ def forward_pass(
             let_go(t)
 
     def observe(t: int, h_hat: Tensor) -> None:
-        if not displacement.chain:
-            displacement.after(stages[t].problem, x_hats.pop(t), h_hat, stages[t].weights)
-            if once:
-                let_go(t)
+        displacement.after(stages[t].problem, x_hats.pop(t), h_hat, stages[t].weights)
+        if once:
+            let_go(t)
 
     displacement.reset()
-    return replay(control, observe)
+    return replay(control, None if displacement.chain else observe)
 
 
 def _control(

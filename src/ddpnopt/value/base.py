@@ -12,6 +12,7 @@ from torch import Tensor
 from ddpnopt.gradients import SampleGradients, sample_gradients
 from ddpnopt.layers import Layer, Parts, per_sample_dot
 from ddpnopt.metric import Metric
+from ddpnopt.parallel import ALONE, Peers
 
 
 @dataclass(eq=False)
@@ -27,6 +28,12 @@ class Problem:
     p_x: list[Tensor | None]  # … and at the input, through this layer
     l_u: Parts | None = None  # gradient of the stage cost (weight decay)
     p_h_dot_h: Tensor | None = None  # <p_h, h> of the gradient, where known
+    peers: Peers = ALONE  # with whom the batch is shared
+
+    @property
+    def batch(self) -> int:
+        """Samples in the whole batch."""
+        return self.peers.batch(len(self.x))
 
     def let_go(self) -> None:
         """Forget the tensors of the size of the activations."""
@@ -35,30 +42,35 @@ class Problem:
     def gradients(self) -> SampleGradients:
         """P_u of all columns: column r of sample i is row r B + i."""
         R = len(self.p_h)
+        others = R * self.batch
         if R == 1:
-            return sample_gradients(self.layer, self.x, self.p_h[0], coupled=True)
-        return sample_gradients(self.layer, torch.cat([self.x] * R), torch.cat(self.p_h), coupled=True)
+            return sample_gradients(self.layer, self.x, self.p_h[0], others=others)
+        return sample_gradients(self.layer, torch.cat([self.x] * R), torch.cat(self.p_h), others=others)
 
 
 @dataclass(eq=False)
 class Direction:
-    """d = Q_u + Q_ux dx summed over the batch: written out, or as weights w of the samples' gradients and l_u."""
+    """d = l_u + sum over the batch of g_u' V_h + Q_ux dx: the sum of our samples written out, or as their weights w."""
 
-    written: Parts | None = None
+    summed: Parts | None = None
     gradients: SampleGradients | None = None
     w: Tensor | None = None
     l_u: Parts | None = None
+    peers: Peers = ALONE
+    _written: Parts | None = None
 
     def parts(self) -> Parts:
-        if self.written is None:
-            assert self.gradients is not None
-            assert self.w is not None
-            self.written = add(self.gradients.combine(self.w), self.l_u)
-        return self.written
+        if self._written is None:
+            if self.summed is None:
+                assert self.gradients is not None
+                assert self.w is not None
+                self.summed = self.gradients.combine(self.w)
+            self._written = add(self.peers.sum(self.summed), self.l_u)
+        return self._written
 
     def add_to(self, u: list[Tensor], alpha: float) -> None:
         """u <- u + alpha d."""
-        if self.written is None and self.gradients is not None and self.w is not None:
+        if self.peers.alone and self._written is None and self.gradients is not None and self.w is not None:
             self.gradients.add_to(u, self.w, alpha)
             extra = self.l_u
         else:
@@ -78,7 +90,10 @@ class ValueFunction(Protocol):
         """V_h of each sample: like h."""
 
     def gradient(self, stage: Problem) -> Parts:
-        """sum_i g_u' V_h, without the stage cost."""
+        """sum_i g_u' V_h over our own samples, without the stage cost."""
+
+    def prepare(self, stage: Problem) -> None:
+        """This stage comes next: what must be fetched from other processes may set out."""
 
     def backward(self, stage: Problem, metric: Metric) -> Policy:
         """Eq. 5 and 6 at one stage: store what the policy needs, then V_x and V_xx of the stage before."""

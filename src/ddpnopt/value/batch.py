@@ -23,7 +23,9 @@ from torch import Tensor
 
 from ddpnopt.layers import Parts, per_sample_dot, scale_samples
 from ddpnopt.metric import Metric
+from ddpnopt.parallel import ALONE, Peers
 from ddpnopt.value.base import Direction, Displacement, Policy, Problem
+from ddpnopt.value.coupling import Coupling
 
 FLOOR = 0.03  # least damping, relative to the mean diagonal of what is damped
 
@@ -31,8 +33,11 @@ FLOOR = 0.03  # least damping, relative to the mean diagonal of what is damped
 class Batch:
     """Joint value function of the batch: V_x = P v, V_xx = P L P'."""
 
-    def __init__(self, L: Tensor, v: Tensor, displacement: Displacement, columns: int = 1) -> None:
-        L = L.double()
+    def __init__(
+        self, L: Tensor, v: Tensor, displacement: Displacement, columns: int = 1, peers: Peers = ALONE
+    ) -> None:
+        both = peers.gather(torch.stack([L.double(), v.double()], 1), columns)
+        L, v = both[:, 0].contiguous(), both[:, 1].contiguous()
         self.columns = columns  # R; the first is the gradient
         self.L = L  # (N,), N = R B columns
         self.root = L.sqrt()
@@ -44,6 +49,8 @@ class Batch:
         self.m = torch.zeros_like(L)  # sum of eta P_u' M^-1 l_u over the stages so far
         self._v: Tensor | Callable[[], Tensor] = v.double()
         self.fraction = 1.0  # of v_T that is asked for in the forward pass
+        self.peers = peers
+        self._coupling: Coupling | None = None  # of the stage that comes next, under way
 
     @property
     def v(self) -> Tensor:
@@ -53,18 +60,29 @@ class Batch:
         return self._v
 
     def v_h(self, stage: Problem) -> Tensor:
-        parts = [scale_samples(v, p) for v, p in zip(self.v.chunk(len(stage.p_h)), stage.p_h, strict=True)]
+        parts = [scale_samples(v, p) for v, p in zip(self._mine(self.v).chunk(len(stage.p_h)), stage.p_h, strict=True)]
         return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
     def gradient(self, stage: Problem) -> Parts:
         return stage.layer.grad(stage.x, self.v_h(stage))
 
+    def _mine(self, w: Tensor) -> Tensor:
+        return self.peers.mine(w, self.columns)
+
+    def prepare(self, stage: Problem) -> None:
+        self._coupling = Coupling(stage)
+
     def backward(self, stage: Problem, metric: Metric) -> Policy:
-        gradients = stage.gradients()
-        S = self.S = self.S.add(gradients.gram(metric), alpha=stage.eta)
+        coupling, self._coupling = self._coupling or Coupling(stage), None
+        dots = None
         if stage.l_u is not None:
             h = stage.layer.apply(stage.x, metric.solve(stage.layer, stage.l_u))
-            self.m = self.m + stage.eta * torch.cat([per_sample_dot(p, h) for p in stage.p_h]).double()
+            dots = torch.cat([per_sample_dot(p, h) for p in stage.p_h])
+        K, dots = coupling.gram(metric, dots)
+        S = self.S = self.S.add(K, alpha=stage.eta)
+        if dots is not None:
+            self.m = self.m + stage.eta * dots.double()
+        gradients = coupling.own
         m, root, kept = self.m, self.root, self.kept  # by name: a closure over self would keep all of it alive
         cholesky = factorise((root[:, None] * S).mul_(root))
         base = self.target - root * (S @ kept)
@@ -78,8 +96,10 @@ class Batch:
 
         def policy(x_hat: Tensor | None) -> Direction:
             c = self.displacement.at(stage, x_hat)
-            w = weights(-m if c is None else c.double() - m, self.fraction)
-            return Direction(None, gradients, w, stage.l_u)
+            if c is not None:
+                c = self.peers.gather(c.double(), self.columns)
+            w = weights(-m if c is None else c - m, self.fraction)
+            return Direction(None, gradients, self._mine(w), stage.l_u, stage.peers)
 
         return policy
 

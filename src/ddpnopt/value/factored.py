@@ -17,14 +17,14 @@ from torch import Tensor
 from ddpnopt.layers import Parts
 from ddpnopt.metric import Metric
 from ddpnopt.sample_metric import output_metric
-from ddpnopt.segment import Segment
-from ddpnopt.value.base import Direction, Policy, Problem, add
+from ddpnopt.segment import Pullback
+from ddpnopt.value.base import Direction, Policy, Problem
 
 
 class Factored:
     """Per-sample value function with a Hessian of low rank, on a chain of layers."""
 
-    def __init__(self, V_x: Tensor, Z: Tensor, segments: list[Segment]) -> None:
+    def __init__(self, V_x: Tensor, Z: Tensor, segments: list[Pullback]) -> None:
         self.V_x, self.Z = V_x, Z  # (B, n), (B, r, n)
         self.segments = segments  # what stands between the layers, first to last; used up from the end
         self._at_h: tuple[Tensor, Tensor] | None = None
@@ -46,6 +46,9 @@ class Factored:
     def gradient(self, stage: Problem) -> Parts:
         return stage.layer.grad(stage.x, self.v_h(stage))
 
+    def prepare(self, stage: Problem) -> None:
+        return
+
     def backward(self, stage: Problem, metric: Metric) -> Policy:
         V_h, Y = self._h()
         self._at_h = None
@@ -59,7 +62,7 @@ class Factored:
             if x_hat is not None:
                 Wdx = layer.apply(x_hat.to(x.dtype) - x, stage.u[:1]).flatten(1)
                 V = V_h + _gram(Y, Wdx)
-            return Direction(add(layer.grad(x, V.view(shape)), stage.l_u))
+            return Direction(layer.grad(x, V.view(shape)), l_u=stage.l_u, peers=stage.peers)
 
         return policy
 
@@ -69,7 +72,7 @@ class Factored:
         N = stage.eta * output_metric(layer, x, metric)
         y = N * V_h if N.dim() == 2 else (N @ V_h[:, :, None])[:, :, 0]  # g_u (M/eta)^-1 Q_u
         if stage.l_u is not None:
-            solved = [p * (stage.eta / len(x)) for p in metric.solve(layer, stage.l_u)]
+            solved = [p * (stage.eta / stage.batch) for p in metric.solve(layer, stage.l_u)]
             y = y + layer.apply(x, solved).flatten(1)
         A = (Z * N[:, None] if N.dim() == 2 else Z @ N) @ Z.mT
         diagonal = A.diagonal(dim1=1, dim2=2)

@@ -14,24 +14,26 @@ feedback the base optimizer remains. Second order (eq. 28) adds V_x . sigma_hh t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ddpnopt.layers import Parts
 from ddpnopt.metric import Metric
 from ddpnopt.sample_metric import mixed_terms, output_metric
-from ddpnopt.segment import Segment
-from ddpnopt.value.base import Direction, Policy, Problem, add
+from ddpnopt.segment import Pullback
+from ddpnopt.value.base import Direction, Policy, Problem
 
 
 class Full:
     """Per-sample value function with a full Hessian, on a chain of layers."""
 
     def __init__(
-        self, V_x: Tensor, V_xx: Tensor, segments: list[Segment], *, order: int, guard: bool, vxx_reg: float
+        self, V_x: Tensor, V_xx: Tensor, segments: Sequence[Pullback], *, order: int, guard: bool, vxx_reg: float
     ) -> None:
         self.V_x, self.V_xx = V_x, V_xx  # (B, n), (B, n, n)
-        self.segments = segments  # what stands between the layers, first to last; used up from the end
+        self.segments = list(segments)  # what stands between the layers, first to last; used up from the end
         self.order, self.guard, self.vxx_reg = order, guard, vxx_reg
         self._at_h: tuple[Tensor, Tensor] | None = None
         self._over: list[tuple[Tensor, Tensor]] = []  # V and N of each stage, looked at only if somebody asks
@@ -48,6 +50,9 @@ class Full:
     def gradient(self, stage: Problem) -> Parts:
         return stage.layer.grad(stage.x, self.v_h(stage))
 
+    def prepare(self, stage: Problem) -> None:
+        return
+
     def backward(self, stage: Problem, metric: Metric) -> Policy:
         V_h, V_hh = self._h()
         self._at_h = None
@@ -59,7 +64,7 @@ class Full:
 
         def policy(x_hat: Tensor | None) -> Direction:
             if x_hat is None:
-                return Direction(add(layer.grad(x, V_h.view(shape)), stage.l_u))
+                return Direction(layer.grad(x, V_h.view(shape)), l_u=stage.l_u, peers=stage.peers)
             dx = x_hat.to(x.dtype) - x
             V = V_h + (gain @ layer.apply(dx, stage.u[:1]).flatten(1)[:, :, None])[:, :, 0]
             if mixed is not None:
@@ -67,7 +72,7 @@ class Full:
             d = layer.grad(x, V.view(shape))
             if self.order == 2:
                 d[0] = d[0] + layer.grad(dx, V_h.view(shape))[0]
-            return Direction(add(d, stage.l_u))
+            return Direction(d, l_u=stage.l_u, peers=stage.peers)
 
         return policy
 
@@ -78,7 +83,7 @@ class Full:
         y = _apply(N, V_h[:, :, None])  # g_u (M/eta)^-1 Q_u, (B, n_h, 1)
         solved = None
         if stage.l_u is not None:
-            solved = [p * (stage.eta / len(x)) for p in metric.solve(layer, stage.l_u)]
+            solved = [p * (stage.eta / stage.batch) for p in metric.solve(layer, stage.l_u)]
             y = y + layer.apply(x, solved).flatten(1)[:, :, None]
         # C: what the guard's Woodbury correction puts between the two sides
         C = None

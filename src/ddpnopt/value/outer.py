@@ -23,7 +23,7 @@ from torch import Tensor
 from ddpnopt.gradients import sample_gradients
 from ddpnopt.layers import Parts, per_sample_dot, scale_samples
 from ddpnopt.metric import Metric
-from ddpnopt.value.base import Direction, Displacement, Policy, Problem, add
+from ddpnopt.value.base import Direction, Displacement, Policy, Problem
 
 
 class Outer:
@@ -43,6 +43,9 @@ class Outer:
     def gradient(self, stage: Problem) -> Parts:
         return stage.layer.grad(stage.x, self.v_h(stage))
 
+    def prepare(self, stage: Problem) -> None:
+        return
+
     def backward(self, stage: Problem, metric: Metric) -> Policy:
         L, v, a = self.L, self.v, self.a
         zeta = sample_gradients(stage.layer, stage.x, stage.p_h[-1])
@@ -55,7 +58,7 @@ class Outer:
             other = v * zeta.dots(metric, stage.p_h[0])
         if stage.l_u is not None:
             solved = metric.solve(stage.layer, stage.l_u)
-            other = other + per_sample_dot(stage.p_h[-1], stage.layer.apply(stage.x, solved)) / len(L)
+            other = other + per_sample_dot(stage.p_h[-1], stage.layer.apply(stage.x, solved)) / stage.batch
         keep = 1 / (1 + s) if self.guard else (1 - s).clamp_min(0)
         lost = stage.eta * L * other * (keep if self.guard else 1)
         if a is None:
@@ -69,10 +72,11 @@ class Outer:
             c = self.displacement.at(stage, x_hat)
             if a is None:
                 w = v if c is None else v + gain * c.to(L.dtype)
-                return Direction(None, zeta, w, stage.l_u)
+                return Direction(None, zeta, w, stage.l_u, stage.peers)
             V = scale_samples(v, stage.p_h[0])
             extra = a if c is None else a + gain * c[len(L) :].to(L.dtype)
-            return Direction(add(stage.layer.grad(stage.x, V + scale_samples(extra, stage.p_h[1])), stage.l_u))
+            d = stage.layer.grad(stage.x, V + scale_samples(extra, stage.p_h[1]))
+            return Direction(d, l_u=stage.l_u, peers=stage.peers)
 
         return policy
 
