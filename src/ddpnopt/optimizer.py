@@ -149,7 +149,6 @@ class DDPNOpt(HookedOptimizer):
         self.report = Report()
         self._chains: dict[tuple[Any, ...], bool] = {}
         self._told: set[str] = set()
-        self._copies: dict[nn.Parameter, Tensor] = {}
 
         chosen = [p for p in model.parameters() if p.requires_grad] if params is None else list(params)
         if not chosen:
@@ -230,9 +229,9 @@ class DDPNOpt(HookedOptimizer):
             rest = share_gradients(peers, self._all_but(mine if self.feedback else set()), mean=self.method.mean)
             rest = [p for p in rest if p not in mine]
 
-        old = {p: self._saved(p) for p in rest}  # and those of the layers, as their turn comes
+        old = {p: p.detach().clone() for p in rest}  # and those of the layers, as their turn comes
         if not self.feedback:
-            old |= {p: self._saved(p) for p in mine}
+            old |= {p: p.detach().clone() for p in mine}
         states = {p: dict(self.state[p]) for p in (*mine, *rest)}
         try:
             outputs = None
@@ -247,13 +246,6 @@ class DDPNOpt(HookedOptimizer):
         except BaseException:
             self._take_back(old, states)
             raise
-
-    def _saved(self, p: nn.Parameter) -> Tensor:
-        """A copy of the weight as it is, in memory kept from step to step: fresh pages cost more than copying."""
-        kept = self._copies.get(p)
-        if kept is None or kept.shape != p.shape or kept.dtype != p.dtype or kept.device != p.device:
-            kept = self._copies[p] = torch.empty_like(p, requires_grad=False)
-        return kept.copy_(p.detach())
 
     # -- together with other processes -------------------------------------------------------------------------------
 
@@ -414,7 +406,7 @@ class DDPNOpt(HookedOptimizer):
         def backup() -> Parts:
             for p in parameters:
                 if p not in old:
-                    old[p] = self._saved(p)
+                    old[p] = p.detach().clone()
             return [old[p] for p in parameters]
 
         return Stage(problem, state, list(parameters), group["momentum"], backup)

@@ -105,6 +105,7 @@ def measure(
 
 def _time(stepper: Stepper, steps: int) -> float:
     """Seconds of one step. The first of a block only warms the caches which the others have used meanwhile."""
+    stepper.reset()
     stepper.step()
     start = time.perf_counter()
     for _ in range(steps):

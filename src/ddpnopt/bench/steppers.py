@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -83,16 +84,29 @@ def forms(names: Iterable[str]) -> list[Form]:
     return chosen
 
 
+# One batch again and again would soon be fitted to the last bit, and a method that checks its steps would spend its
+# time on steps that nobody takes in training.
+BATCHES = 8
+
+
 class Stepper:
-    """A network, an optimizer and a batch, ready to step."""
+    """A network, an optimizer and some batches, ready to step."""
 
     def __init__(self, form: Form, network: Network, batch_size: int) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.model = network.build()
-            self.x, self.y = network.batch(batch_size)
+            self.batches = cycle([network.batch(batch_size) for _ in range(BATCHES)])
+        self.x, self.y = next(self.batches)
         self.form = form
         self.optimizer = form.build(self.model)
+        self.start = [p.detach().clone() for p in self.model.parameters()]
+
+    def reset(self) -> None:
+        """The weights as they were at first."""
+        with torch.no_grad():
+            for p, start in zip(self.model.parameters(), self.start, strict=True):
+                p.copy_(start)
 
     def forward(self) -> Tensor:
         return F.cross_entropy(self.model(self.x), self.y)
@@ -105,6 +119,7 @@ class Stepper:
 
     def step(self) -> None:
         """What a training loop does with a batch."""
+        self.x, self.y = next(self.batches)
         self.optimizer.zero_grad()
         loss = self.forward()
         self.backward(loss)
