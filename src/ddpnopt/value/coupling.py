@@ -27,9 +27,9 @@ class Coupling:
         self._written = isinstance(own, Explicit) and R * own.weight[0].numel() < factors
         if isinstance(own, Explicit) and self._written:
             parts = [own.weight] if own.bias is None else [own.weight, own.bias]
-            self._later = [peers.gather_later(torch.cat([p.flatten(1) for p in parts], 1), R)]
+            self._later = peers.gather_later(torch.cat([p.flatten(1) for p in parts], 1), R)
         else:
-            self._later = [peers.gather_later(stage.x), *(peers.gather_later(p) for p in stage.p_h)]
+            self._later = peers.gather_later(torch.cat([f.flatten(1) for f in (stage.x, *stage.p_h)], 1))
 
     def gram(self, metric: Metric, extra: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """K of all samples; with numbers of our own samples, those of all, too."""
@@ -44,12 +44,13 @@ class Coupling:
 
     def _rows(self, metric: Metric) -> Tensor:
         layer, R = self.stage.layer, len(self.stage.p_h)
-        arrived = [later() for later in self._later]
-        self._later = []
-        own = self.own
+        arrived, own = self._later(), self.own
         if isinstance(own, Explicit) and self._written:
-            return own.gram(metric, Explicit.of(layer, own, arrived[0]))
-        x, p = torch.cat([arrived[0]] * R) if R > 1 else arrived[0], torch.cat(arrived[1:])
+            return own.gram(metric, Explicit.of(layer, own, arrived))
+        shapes = [f.shape[1:] for f in (self.stage.x, *self.stage.p_h)]
+        pieces = arrived.split([shape.numel() for shape in shapes], 1)
+        x, *p_h = (piece.reshape(-1, *shape) for piece, shape in zip(pieces, shapes, strict=True))
+        x, p = torch.cat([x] * R) if R > 1 else x, torch.cat(p_h)
         if not isinstance(own, Explicit):
             return own.gram(metric, type(own)(layer, x, p))  # type: ignore[call-arg]
         some = max(1, len(own.weight))  # written out no more at once than our own
