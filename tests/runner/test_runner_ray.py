@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,15 @@ from ddpnopt.runner.together import units
 from ddpnopt.runner.training import Training
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ddpnopt[ray]'")
+    # without it Ray writes a token into the home folder
+    os.environ["RAY_AUTH_MODE"] = "disabled"
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield ray
     ray.shutdown()
+    del os.environ["RAY_AUTH_MODE"]
 
 
 def test_a_sweep_on_ray_gives_what_it_gives_here_and_computes_nothing_twice(ray: Any, tmp_path: Path) -> None:
@@ -33,13 +37,12 @@ def test_a_sweep_on_ray_gives_what_it_gives_here_and_computes_nothing_twice(ray:
     ]
     store = Store(tmp_path / "runs.sqlite")
     made = units(unfinished(wanted, store))
-    done = dict(carry_out(made, store, ray=True))
-    assert set(done) == set(wanted)
-    assert store.keys() == {job.key for job in wanted}
+    done = {job.key: outcome for job, outcome in carry_out(made, store, ray=True)}
+    assert store.keys() == done.keys() == {job.key for job in wanted}
     assert not unfinished(wanted, store)
     for unit in made:
         for job, here in zip(unit.jobs, unit.perform(None), strict=True):
-            there = done[job]
+            there = done[job.key]
             assert there is not None
             assert here is not None
             assert there.accuracy == here.accuracy

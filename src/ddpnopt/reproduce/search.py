@@ -1,7 +1,7 @@
 """Learning rates chosen through Optuna over the ranges of the paper's Table 5, on held-out training data.
 
 Every trial is a run in the store, so that a search that was interrupted goes on, and one that is repeated costs
-nothing. The sampler is a grid: all trials are known at once and can be trained together.
+nothing. The points are a grid: all trials are known at once and can be trained together.
 """
 
 from __future__ import annotations
@@ -57,13 +57,17 @@ def search(context: Context, wishes: Sequence[Wish], what: str) -> list[Chosen]:
     studies = []
     configs: list[RunConfig] = []
     for wish in wishes:
-        space = _space(wish)
-        study = optuna.create_study(direction="maximize", sampler=optuna.samplers.GridSampler(space, seed=0))
+        # The sampler is not asked: every point of the grid is put into the queue. (Optuna's own grid sampler wants to
+        # call the objective itself, one trial after the other.)
+        study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
         trials = []
-        for _ in range(math.prod(len(values) for values in space.values()) if space else 0):
+        for point in _grid(wish):
+            study.enqueue_trial(point)
             trial = study.ask()
-            point = {name: trial.suggest_categorical(name, list(values)) for name, values in space.items()}
-            trials.append((trial, _applied(wish.base, point)))
+            trial.suggest_float("rate", *RANGES[wish.base.method], log=True)
+            if "momentum" in point:
+                trial.suggest_categorical("momentum", list(MOMENTA))
+            trials.append((trial, _applied(wish.base, trial.params)))
         studies.append((study, trials))
         configs += [replace(config, seed=seed, validation=True) for _, config in trials for seed in range(wish.seeds)]
     found = iter(outcomes(context, configs, what))
@@ -83,14 +87,17 @@ def search(context: Context, wishes: Sequence[Wish], what: str) -> list[Chosen]:
     return chosen
 
 
-def _space(wish: Wish) -> dict[str, tuple[float, ...]]:
+def _grid(wish: Wish) -> list[dict[str, float]]:
+    """The points to try, evenly in the logarithm of the rate; none where there is nothing to tune."""
     name = wish.base.method
     if name not in RANGES:
-        return {}
+        return []
     low, high = RANGES[name]
     steps = max(wish.rates - 1, 1)
-    rates = tuple(float(f"{low * (high / low) ** (i / steps):.3g}") for i in range(wish.rates))
-    return {"rate": rates, "momentum": MOMENTA} if name == "sgd-m" else {"rate": rates}
+    rates = [float(f"{low * (high / low) ** (i / steps):.3g}") for i in range(wish.rates)]
+    if name != "sgd-m":
+        return [{"rate": rate} for rate in rates]
+    return [{"rate": rate, "momentum": momentum} for rate in rates for momentum in MOMENTA]
 
 
 def _applied(base: RunConfig, point: Mapping[str, float]) -> RunConfig:
