@@ -63,6 +63,14 @@ def test_an_item_writes_its_folder_and_a_second_call_trains_nothing(
 
     monkeypatch.setattr("ddpnopt.runner.together.Together.perform", never)
     assert run(*arguments).exit_code == 0
+    # a file in the place of the folder: tables cannot be written, the runs stay
+    table = tmp_path / "tables6-8" / "table6.md"
+    table.unlink()
+    table.mkdir()
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "cannot write the tables and pictures of tables6-8" in result.stderr
+    assert len(store.keys()) == 6
 
 
 def test_the_grid_compares_runs_that_differ_in_feedback_alone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from rich.table import Table as Shown
 from ddpnopt.cli.errors import one_line_errors
 from ddpnopt.cli.options import DataDir, writable_folder
 from ddpnopt.cli.progress import bar, console, status_console
+from ddpnopt.experiments.errors import ExperimentError
 from ddpnopt.reproduce.item import Claim, Context, Item, Result, write
 
 LOG_EVERY = 20
@@ -54,9 +56,20 @@ def reproduce(
                 Reporter(progress, item),
             )
             result = item.run(context)
-        where = write(item, result, context)
+        where = _written(item, result, context)
         show(item, result)
         console().print(f"[dim]saved[/] {where}\n", soft_wrap=True)
+
+
+def _written(item: Item, result: Result, context: Context) -> Path:
+    try:
+        return write(item, result, context)
+    except OSError as failed:
+        reason = os.strerror(failed.errno) if failed.errno else str(failed)
+        raise ExperimentError(
+            f"cannot write the tables and pictures of {item.name} into {context.out}: {reason}; its runs are kept, "
+            "so that the same command will end at once when there is room"
+        ) from failed
 
 
 class Reporter:
