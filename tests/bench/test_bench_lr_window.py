@@ -17,11 +17,13 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from ddpnopt.bench.contenders import CONTENDERS, Contender
-from ddpnopt.bench.pool import execute
-from ddpnopt.bench.runs import Outcome, Run, Stopwatch, perform
+from ddpnopt.bench.runs import Run
 from ddpnopt.bench.tasks import TASKS
 from ddpnopt.cli import app
 from ddpnopt.experiments.training import Progress
+from ddpnopt.runner.outcome import Outcome, Stopwatch
+from ddpnopt.runner.pool import execute
+from ddpnopt.runner.work import Single
 
 SMALL = replace(TASKS["digits"], epochs=1, n_train=160)
 TINY = ("--tasks", "digits", "--epochs-scale", "0.05", "--seeds", "1")
@@ -68,12 +70,13 @@ def test_a_second_call_computes_nothing_and_one_more_seed_only_that(
     assert run(*arguments).exit_code == 0
     first = stored(tmp_path)
     performed: list[Run] = []
+    perform = Run.perform
 
-    def count(wanted: Run, data_dir: Path | None = None) -> Outcome:
+    def count(wanted: Run, data_dir: Path | None = None) -> Outcome | None:
         performed.append(wanted)
         return perform(wanted, data_dir)
 
-    monkeypatch.setattr("ddpnopt.bench.pool.perform", count)
+    monkeypatch.setattr(Run, "perform", count)
     assert run(*arguments).exit_code == 0
     assert not performed
     assert stored(tmp_path) == first
@@ -109,14 +112,17 @@ def test_after_a_kill_it_goes_on_and_computes_nothing_twice(tmp_path: Path) -> N
 
 def test_another_process_gives_what_this_one_gives() -> None:
     wanted = Run(SMALL, CONTENDERS["sgd-m"], 0.0316, 0)
-    [(_, outcome)] = execute([wanted], 2, None)
+    [(_, [outcome])] = execute([Single(wanted)], 2, None)
+    here = wanted.perform()
     assert outcome is not None
-    assert outcome.accuracy == perform(wanted).accuracy
+    assert here is not None
+    assert outcome.accuracy == here.accuracy
 
 
 def test_a_run_that_fails_is_recorded_as_diverged(tmp_path: Path) -> None:
     task = SMALL
-    outcome = perform(Run(task, CONTENDERS["sgd-m"], 1e38, 0))
+    outcome = Run(task, CONTENDERS["sgd-m"], 1e38, 0).perform()
+    assert outcome is not None
     assert outcome.diverged
     assert Outcome.from_json(outcome.to_json()).diverged
 
@@ -125,7 +131,8 @@ def test_a_run_that_fails_is_recorded_as_diverged(tmp_path: Path) -> None:
         optimizer.register_step_pre_hook(lambda *_: 1 / 0)
         return optimizer
 
-    outcome = perform(Run(task, Contender("broken", "Broken", -3, broken), 1.0, 0))  # type: ignore[arg-type]
+    outcome = Run(task, Contender("broken", "Broken", -3, broken), 1.0, 0).perform()  # type: ignore[arg-type]
+    assert outcome is not None
     assert outcome.diverged
     assert outcome.error.startswith("ZeroDivisionError")
     assert outcome.steps == 0
@@ -136,7 +143,8 @@ def test_every_peer_trains(name: str) -> None:
     contender = CONTENDERS[name]
     if contender.package is not None:
         pytest.importorskip(contender.package)
-    outcome = perform(Run(SMALL, contender, None, 0))
+    outcome = Run(SMALL, contender, None, 0).perform()
+    assert outcome is not None
     assert not outcome.diverged
     assert outcome.lr > 0
     assert len(outcome.curve.losses) == outcome.steps == 10

@@ -7,9 +7,10 @@ import math
 import pytest
 
 from ddpnopt.bench.contenders import ABLATIONS, CONTENDERS
-from ddpnopt.bench.runs import Curve, Outcome, Run
+from ddpnopt.bench.runs import Run
 from ddpnopt.bench.tasks import TASKS
 from ddpnopt.bench.windows import Point, Window, standings, time_to, wall, window
+from ddpnopt.runner.outcome import Curve, Outcome
 
 TASK = TASKS["digits"]
 
@@ -113,7 +114,8 @@ def test_ranges_are_fifteen_half_decades() -> None:
 
 
 def test_a_form_of_ddpnopt_that_is_its_default_is_the_same_run() -> None:
-    from ddpnopt.bench.contenders import Contender, ddpnopt, ddpnopt_defaults
+    from ddpnopt.bench.contenders import Contender, ddpnopt
+    from ddpnopt.experiments.methods import ddpnopt_defaults
 
     defaults = ddpnopt_defaults()
     spelled = Contender("named", "named", -3, ddpnopt, None, {"value": defaults["value"]})

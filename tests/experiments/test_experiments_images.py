@@ -217,3 +217,25 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(DataError, match="pip install huggingface_hub"):
         load("mnist")
+
+
+def test_a_fetched_file_without_the_hubs_checksum_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    damaged = True
+
+    def download(repository: str, filename: str, *, repo_type: str, local_dir: Path) -> str:
+        path = local_dir / filename
+        write_split(path, 20)
+        # what the library leaves beside a file: the commit, the hub's tag, which is the SHA-256, and the time
+        tag = "0" * 64 if damaged else cache_module.sha256(path)
+        kept = local_dir / ".cache" / "huggingface" / "download" / f"{filename}.metadata"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(f"{'a' * 40}\n{tag}\n0.0\n", encoding="utf-8")
+        return str(path)
+
+    fake_hub(monkeypatch, download)
+    for _ in range(2):  # also when it is already there
+        with pytest.raises(DataError, match=r"train-00000-of-00001\.parquet does not have the hub's SHA-256"):
+            load("mnist")
+    damaged = False
+    (cache / "hub" / "mnist" / "mnist" / "train-00000-of-00001.parquet").unlink()
+    assert load("mnist").x_train.shape == (20, 1, 28, 28)

@@ -1,14 +1,11 @@
-"""All runs of a benchmark of learning rates: which there are, which are missing, and how they get into the store."""
+"""All runs of a benchmark of learning rates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from ddpnopt.bench.contenders import Contender
-from ddpnopt.bench.pool import execute
-from ddpnopt.bench.runs import Outcome, Run
-from ddpnopt.bench.store import Store
+from ddpnopt.bench.runs import Run
 from ddpnopt.bench.tasks import Task
 
 
@@ -24,24 +21,6 @@ def plan(
             for position in range(points):
                 runs += [Run(task, m, rates[m.name][position], seed) for m in methods if position < len(rates[m.name])]
     return runs
-
-
-def unfinished(wanted: Sequence[Run], store: Store) -> list[Run]:
-    """Those that the store does not hold, each computation once."""
-    there = store.outcomes().keys()
-    return [run for key, run in {run.key: run for run in wanted}.items() if key not in there]
-
-
-def carry_out(
-    missing: Sequence[Run], store: Store, code: str, jobs: int, data_dir: Path | None
-) -> Iterator[tuple[Run, Outcome | None]]:
-    """Computes runs and puts each into the store before telling of it."""
-    if not missing:
-        return
-    for run, outcome in execute(missing, jobs, data_dir):
-        if outcome is not None:
-            store.add(run.key, outcome, code)
-        yield run, outcome
 
 
 def _only(rates: list[float], only: Sequence[float] | None) -> list[float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +44,13 @@ class Contender:
     def ours(self) -> bool:
         """Whether it is a form of DDPNOpt: its default setting follows the code, and no baseline is among them."""
         return self.factory is ddpnopt
+
+    def __reduce__(self) -> tuple[Callable[..., Contender], tuple[str, bool]]:
+        """Factories cannot be pickled: to another process it goes by its name and its list."""
+        main_list = CONTENDERS.get(self.name) is self
+        if not main_list and ABLATIONS.get(self.name) is not self:
+            raise TypeError(f"{self.name} is in no list of methods and cannot be sent to another process")
+        return _listed_contender, (self.name, main_list)
 
     def rates(self, points: int = POINTS) -> list[float]:
         """The learning rates: half decades, or fewer of them, spread evenly over the same range."""
@@ -132,6 +138,10 @@ ABLATIONS = _registry(
 )
 
 
+def _listed_contender(name: str, main_list: bool) -> Contender:
+    return (CONTENDERS if main_list else ABLATIONS)[name]
+
+
 def contenders(names: Iterable[str], known: Mapping[str, Contender] = CONTENDERS) -> list[Contender]:
     """The methods of these names, each once; an error lists the known ones, or tells what to install."""
     chosen = []
@@ -143,9 +153,3 @@ def contenders(names: Iterable[str], known: Mapping[str, Contender] = CONTENDERS
             raise ExperimentError(f"{name} needs {package}: pip install 'ddpnopt[bench]'")
         chosen.append(known[name])
     return chosen
-
-
-def ddpnopt_defaults() -> dict[str, Any]:
-    """The defaults of DDPNOpt's options: results are kept apart when they change."""
-    parameters = inspect.signature(DDPNOpt.__init__).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}

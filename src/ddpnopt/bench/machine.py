@@ -18,21 +18,27 @@ PEERS = ("pytorch_optimizer", "schedulefree", "prodigyopt")
 
 def heading(threads: int = 1) -> str:
     """Machine, threads, versions and command, for the top of a table."""
+    command = shlex.join(["ddpnopt", *sys.argv[1:]])
+    machine, versions = facts()
+    return "\n".join(
+        [
+            f"- machine: {machine}",
+            f"- torch threads: {threads} a process",
+            f"- versions: {versions}",
+            f"- command: `{command}`",
+        ]
+    )
+
+
+def facts() -> tuple[str, str]:
+    """The machine, and the versions of what runs on it."""
     found = [f"ddpnopt {ddpnopt.__version__}", f"torch {torch.__version__}", f"Python {platform.python_version()}"]
     for package in PEERS:
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             continue
-    command = shlex.join(["ddpnopt", *sys.argv[1:]])
-    return "\n".join(
-        [
-            f"- machine: {processor()}, {os.cpu_count()} cores, {platform.system()}",
-            f"- torch threads: {threads} a process",
-            f"- versions: {', '.join(found)}",
-            f"- command: `{command}`",
-        ]
-    )
+    return f"{processor()}, {os.cpu_count()} cores, {platform.system()}", ", ".join(found)
 
 
 def processor() -> str:

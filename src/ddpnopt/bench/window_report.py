@@ -9,8 +9,9 @@ from pathlib import Path
 import pandas as pd
 from rich.table import Table
 
-from ddpnopt.bench.runs import Outcome, Run
+from ddpnopt.bench.runs import Run
 from ddpnopt.bench.windows import LOST, MARGIN, Point, Standing, Standings, Window
+from ddpnopt.runner.outcome import Outcome
 
 HEADINGS = ("method", "window (decades)", "from – to", "best %", "at lr", "default %", "diverged", "time to loss")
 

@@ -9,8 +9,9 @@ from itertools import pairwise
 from statistics import fmean, median, stdev
 
 from ddpnopt.bench.contenders import Contender
-from ddpnopt.bench.runs import Curve, Outcome, Run
+from ddpnopt.bench.runs import Run
 from ddpnopt.bench.tasks import Task
+from ddpnopt.runner.outcome import Curve, Outcome
 
 LOST = 10.0
 """A run whose loss ends above this many times that of guessing has diverged, finite as it may be."""

@@ -8,16 +8,17 @@ from typing import Annotated
 
 import typer
 
-from ddpnopt.bench.campaign import carry_out, plan, unfinished
+from ddpnopt.bench.campaign import plan
 from ddpnopt.bench.contenders import ABLATIONS, CONTENDERS, POINTS, contenders
 from ddpnopt.bench.networks import NETWORKS, Network, networks
-from ddpnopt.bench.runs import Outcome, Run
+from ddpnopt.bench.runs import Run
 from ddpnopt.bench.steppers import FORMS, Form, forms
 from ddpnopt.bench.tasks import TASKS, Task, tasks
 from ddpnopt.cli.errors import one_line_errors
 from ddpnopt.cli.options import DataDir, writable_folder
 from ddpnopt.cli.progress import bar, console, status_console
 from ddpnopt.experiments.errors import ExperimentError
+from ddpnopt.runner.outcome import Outcome
 
 app = typer.Typer(help="How much the learning rate matters, and what a step costs.", no_args_is_help=True)
 
@@ -72,17 +73,19 @@ def lr_window(
 
 def _collect(wanted: Sequence[Run], folder: Path, jobs: int, data_dir: Path | None) -> dict[Run, Outcome]:
     """What is in the store, and the rest computed now, under a bar or with a line now and then in a log file."""
-    from ddpnopt.bench.store import Store, code_state
+    from ddpnopt.runner.store import Store, code_state
+    from ddpnopt.runner.sweep import carry_out, unfinished
+    from ddpnopt.runner.work import Single
 
     status = status_console()
     store = Store(folder / "results.sqlite")
-    code = code_state()
-    if store.codes(run.key for run in wanted) - {code}:
+    if store.codes(run.key for run in wanted) - {code_state()}:
         status.print("[dim]some results in the store come from another state of the optimizer's code")
     missing = unfinished(wanted, store) if jobs else []
     with bar() as progress:
         row = progress.add_task("runs", total=len(missing), detail="")
-        for done, (run, outcome) in enumerate(carry_out(missing, store, code, jobs, data_dir), start=1):
+        units = [Single(run) for run in missing]
+        for done, (run, outcome) in enumerate(carry_out(units, store, jobs=jobs, data_dir=data_dir), start=1):
             detail = _detail(run, outcome)
             progress.update(row, completed=done, detail=detail)
             if progress.disable and (done % LOG_EVERY == 0 or done == len(missing)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,12 @@ def make_optimizer(name: str, model: nn.Module, lr: float | None = None, **optio
         return chosen.factory(model, **keywords)
     except (TypeError, ValueError) as wrong:  # an option the optimizer does not take, or a value out of range
         raise ExperimentError(f"{name}: {wrong}") from wrong
+
+
+def ddpnopt_defaults() -> dict[str, Any]:
+    """The defaults of DDPNOpt's options: results are kept apart when they change."""
+    parameters = inspect.signature(DDPNOpt.__init__).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 
 
 def is_convolutional(model: nn.Module) -> bool:

@@ -24,6 +24,7 @@ from ddpnopt.experiments.networks import build
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 # Larger ones are slower: the activations of a CNN would outgrow what the allocator keeps.
 EVALUATION_BATCH = 250
+VALIDATION_FRACTION = 0.2
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class RunConfig:
     epochs: int = 10
     batch_size: int = 16
     n_train: int | None = None
+    validation: bool = False
+    """Hold out a fifth of the training data in place of the test set, which tuning must not see."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
@@ -169,7 +172,9 @@ def prepare(config: RunConfig, data_dir: Path | None = None, images: Dataset | N
     An image set is large and has one split for all seeds: who runs several seeds loads it once as `images`.
     """
     dataset = images or load(config.dataset, seed=config.seed, data_dir=data_dir)
-    return dataset if config.n_train is None else dataset.subset(config.n_train, config.seed)
+    if config.n_train is not None:
+        dataset = dataset.subset(config.n_train, config.seed)
+    return dataset.split_validation(VALIDATION_FRACTION, config.seed) if config.validation else dataset
 
 
 def train(

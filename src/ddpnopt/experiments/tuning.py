@@ -12,8 +12,6 @@ from ddpnopt.experiments.errors import ExperimentError
 from ddpnopt.experiments.methods import method
 from ddpnopt.experiments.training import Progress, RunConfig, prepare, train
 
-VALIDATION_FRACTION = 0.2
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -41,10 +39,8 @@ def tune(
     rates = method(config.method).grid if grid is None else grid
     if not rates:
         raise ExperimentError(f"{config.method} has no learning rates to search")
-    data = {
-        seed: prepare(replace(config, seed=seed), data_dir, images).split_validation(VALIDATION_FRACTION, seed)
-        for seed in seeds
-    }
+    config = replace(config, validation=True)
+    data = {seed: prepare(replace(config, seed=seed), data_dir, images) for seed in seeds}
     found = []
     for lr in rates:
         runs = [train(replace(config, lr=lr, seed=seed), data[seed], on_step=on_step) for seed in seeds]

@@ -75,6 +75,12 @@ class Context:
     jobs: int = 1
     seeds: int | None = None
     """Instead of the item's own number of them."""
+    full: bool = False
+    """Whole image sets where the item would take a part of them."""
+    datasets: Sequence[str] = ()
+    """Only these, in items that have several; none means all."""
+    ray: bool = False
+    """Runs on a Ray cluster in place of processes of this machine."""
     on_progress: Callable[[str, int, int], None] = field(default=lambda *_: None)
     """Called with what is going on, how much is done, and of how much."""
 

@@ -8,61 +8,54 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import torch
 
-from ddpnopt.bench.contenders import ABLATIONS, CONTENDERS
-from ddpnopt.bench.runs import Outcome, Refused, Run, perform
-from ddpnopt.bench.tasks import Task
-
-Order = tuple[Task, str, bool, "float | None", int]
-"""A run as it travels to a process: factories cannot be pickled, so the method goes by its name and its list."""
+from ddpnopt.experiments.errors import ExperimentError
+from ddpnopt.runner.outcome import Outcome
+from ddpnopt.runner.work import J, Unit
 
 
-def execute(runs: Sequence[Run], jobs: int, data_dir: Path | None) -> Iterator[tuple[Run, Outcome | None]]:
-    """The runs and their outcomes as they finish; None where the optimizer refuses the setting."""
+def execute(
+    units: Sequence[Unit[J]], jobs: int, data_dir: Path | None
+) -> Iterator[tuple[Unit[J], list[Outcome | None]]]:
+    """The units and their outcomes as they finish."""
     if jobs == 1:
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            for run in runs:
-                yield run, _perform(run, data_dir)
+            for unit in units:
+                yield unit, unit.perform(data_dir)
         finally:
             torch.set_num_threads(before)
         return
     context = multiprocessing.get_context("spawn")  # a forked process hangs in torch's thread pool
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(os.getpid(),)) as pool:
-        waiting: dict[Future[Outcome | None], Run] = {}
-        left = iter(runs)
+        waiting: dict[Future[list[Outcome | None]], Unit[J]] = {}
+        left = iter(units)
         try:
             while True:
-                for run in left:
-                    waiting[pool.submit(_work, _order(run), data_dir)] = run
+                for unit in left:
+                    waiting[pool.submit(_work, unit, data_dir)] = unit
                     if len(waiting) > jobs:  # one in reserve; the rest stay here, so that an end comes soon
                         break
                 if not waiting:
                     return
                 for done in wait(waiting, return_when=FIRST_COMPLETED).done:
                     yield waiting.pop(done), done.result()
+        except BrokenProcessPool as ended:
+            raise ExperimentError(
+                "a process of the runs was ended from outside, perhaps for want of memory; finished runs are kept: "
+                "give the same command again, with fewer --jobs if memory is short"
+            ) from ended
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _perform(run: Run, data_dir: Path | None) -> Outcome | None:
-    try:
-        return perform(run, data_dir)
-    except Refused:
-        return None
-
-
-def _order(run: Run) -> Order:
-    return run.task, run.contender.name, CONTENDERS.get(run.contender.name) is run.contender, run.lr, run.seed
-
-
-def _work(order: Order, data_dir: Path | None) -> Outcome | None:
-    task, name, main_list, lr, seed = order
-    return _perform(Run(task, (CONTENDERS if main_list else ABLATIONS)[name], lr, seed), data_dir)
+def _work(unit: Unit[J], data_dir: Path | None) -> list[Outcome | None]:
+    return unit.perform(data_dir)
 
 
 def _begin(parent: int) -> None:
