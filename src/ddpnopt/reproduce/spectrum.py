@@ -249,11 +249,13 @@ def _epoch(number: int) -> str:
 
 def _notes(effort: Effort, seeds: int) -> list[str]:
     return [
-        "The Hessian of cross-entropy has the rank k - 1, because softmax does not feel a shift of all its inputs: with "
+        "The Hessian of cross-entropy has the rank k - 1, because softmax does not feel a shift of all "
+        "its inputs: with "
         "it the feedback has one nontrivial eigenvalue less than classes. With a squared distance it has k.",
-        "Under cross-entropy the Hessian fades as the network becomes certain: with further epochs the eigenvalues fall "
-        "again from their peak. Under a squared distance they go on growing.",
-        f"The paper does not say how many samples, epochs and seeds it took: here {effort.per_class} samples a cluster, "
+        "Under cross-entropy the Hessian fades as the network becomes certain: with further epochs the "
+        "eigenvalues fall again from their peak. Under a squared distance they go on growing.",
+        f"The paper does not say how many samples, epochs and seeds it took: here {effort.per_class} "
+        "samples a cluster, "
         f"{effort.epochs} epochs of batches of {BATCH_SIZE}, {seeds} seed(s), the FCN of width 32, DDPNOpt with M = I.",
     ]
 

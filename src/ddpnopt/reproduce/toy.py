@@ -113,9 +113,7 @@ class Comparison:
 def one_step(seed: int, lr: float) -> Comparison:
     """Gradient descent and DDPNOpt (M = I) on the same network: only the feedback differs."""
     model, x, target = plane_network(seed)
-    gd, ddp, second = (
-        _stepped(model, x, target, lr, **options) for options in ({"feedback": False}, {}, {"order": 2})
-    )
+    gd, ddp, second = (_stepped(model, x, target, lr, **options) for options in ({"feedback": False}, {}, {"order": 2}))
     steering = {order: _steering(model, new, x, target, lr, order) for order, new in ((1, ddp), (2, second))}
     paths = (trajectory(each, x) for each in (model, gd, ddp))
     return Comparison(*paths, target[0].double().numpy(), steering)
@@ -138,9 +136,7 @@ def _half_squared(z: Tensor) -> Tensor:
     return torch.eye(2).expand(len(z), 2, 2)
 
 
-def _steering(
-    old: nn.Sequential, new: nn.Sequential, x: Tensor, target: Tensor, lr: float, order: int
-) -> float:
+def _steering(old: nn.Sequential, new: nn.Sequential, x: Tensor, target: Tensor, lr: float, order: int) -> float:
     """The cosine of `Comparison.steering`, the median over the layers that have one before them."""
     unheeding = _stepped(old, x, target, lr, order=order, closed_loop=False)
     before, after = trajectory(old, x), trajectory(new, x)
@@ -174,13 +170,15 @@ def run(context: Context) -> Result:
     expansion = expand(*AT)
     claims = judge(expansion, steps)
     text = (
-        f"Left: the objective L(x, u), expanded at the dot. Middle: one step of both on a network of {LAYERS} layers in "
+        "Left: the objective L(x, u), expanded at the dot. Middle: one step of both on a network of "
+        f"{LAYERS} layers in "
         f"the plane, at learning rate {SHOWN_LR:g}. Right: distance to the target after one step, median of {networks} "
         "networks, and quartiles."
     )
     words = caption(text, claims)
     note = (
-        "The paper draws the pictures alone and gives no numbers. The objective, the networks (near the identity, tanh, "
+        "The paper draws the pictures alone and gives no numbers. The objective, the networks (near the "
+        "identity, tanh, "
         "one sample) and the measures are ours; half the squared distance as loss, M = I, the same learning rate."
     )
     return Result(
@@ -197,7 +195,8 @@ def judge(expansion: Expansion, steps: dict[float, list[Comparison]]) -> list[Cl
     gd, ddp = (median(each.distance(path(each)) for each in large) for path in (_gd, _ddp))
     cosines = {order: [each.steering[order] for found in steps.values() for each in found] for order in (1, 2)}
     told = [
-        f"{median(found):.2f} in the median and positive in {100 * sum(c > 0 for c in found) / len(found):.0f} % of the "
+        f"{median(found):.2f} in the median and positive in "
+        f"{100 * sum(c > 0 for c in found) / len(found):.0f} % of the "
         f"steps {'as in the paper' if order == 1 else 'with dynamics of second order'}"
         for order, found in cosines.items()
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
@@ -236,5 +236,8 @@ def _notes(effort: Effort, seeds: int, quick: bool) -> list[str]:
 
 
 ITEM = Item(
-    "fig-vanishing", "Vanishing gradients: nine sigmoid layers", "Figure 5, section 5.2; Figures 10 to 12, appendix", run
+    "fig-vanishing",
+    "Vanishing gradients: nine sigmoid layers",
+    "Figure 5, section 5.2; Figures 10 to 12, appendix",
+    run,
 )

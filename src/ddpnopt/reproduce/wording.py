@@ -41,7 +41,9 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 def compact(value: float) -> str:
     """A number to two digits where it has many decades to be in."""
-    return f"{value:.2g}" if 0.01 <= abs(value) < 1000 else f"{value:.1e}"
+    if 100 <= abs(value) < 1e5:
+        return f"{value:.0f}"
+    return f"{value:.2g}" if 0.01 <= abs(value) < 100 else f"{value:.1e}"
 
 
 def finish(made: Figure, title: str, text: str) -> Figure:
