@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt.curvature import Curvature, Identity, Seen, State, require
+from ddpnopt.errors import NonFiniteError
 from ddpnopt.layers import Layer
 from ddpnopt.metric import Metric
 
@@ -131,5 +132,7 @@ def _whitening(factor: Tensor, damping: Tensor) -> Tensor:
 
 
 def _eigh(factor: Tensor) -> tuple[Tensor, Tensor]:
+    if not bool(factor.isfinite().all()):  # LAPACK would speak of a matrix that is ill-conditioned
+        raise NonFiniteError("A Kronecker factor is not finite: V_h has grown beyond bounds. Take a smaller lr.")
     values, vectors = torch.linalg.eigh(factor)
     return values.clamp_min(0), vectors

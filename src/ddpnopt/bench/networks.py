@@ -103,7 +103,7 @@ class Transformer(nn.Module):
         return self.head(self.norm(self.blocks(self.tokens(x) + self.places)).mean(1))
 
 
-def _shaped(name: str, *shape: int) -> Dataset:
+def shaped(name: str, *shape: int) -> Dataset:
     """Stands in for a data set where only the shape of its inputs matters."""
     x, y = torch.empty(1, *shape), torch.zeros(1, dtype=torch.long)
     return Dataset(name, x, y, x, y, CLASSES)
@@ -112,9 +112,9 @@ def _shaped(name: str, *shape: int) -> Dataset:
 NETWORKS = {
     each.name: each
     for each in (
-        Network("fcn", "FCN of DIGITS", lambda: paper.fcn(_shaped("digits", 64)), lambda B: torch.randn(B, 64), 16),
+        Network("fcn", "FCN of DIGITS", lambda: paper.fcn(shaped("digits", 64)), lambda B: torch.randn(B, 64), 16),
         Network(
-            "cnn", "CNN", lambda: paper.cnn(_shaped("cifar10", 3, 32, 32)), lambda B: torch.randn(B, 3, 32, 32), 128
+            "cnn", "CNN", lambda: paper.cnn(shaped("cifar10", 3, 32, 32)), lambda B: torch.randn(B, 3, 32, 32), 128
         ),
         Network("wide", "FCN, 1024 wide", lambda: dense([784, 1024, 1024, 10]), lambda B: torch.randn(B, 784), 128),
         Network("resnet18", "ResNet-18", resnet18, lambda B: torch.randn(B, 3, 32, 32), 16),

@@ -14,7 +14,7 @@ from ddpnopt.bench.networks import Network
 from ddpnopt.bench.steppers import UNIT, Form, Stepper, ready
 
 BLOCK_SECONDS = 0.02
-"""A block of steps of SGD lasts at least this long: shorter ones are mostly noise of the clock and the scheduler."""
+"""A block of steps lasts at least this long: shorter ones are mostly noise of the clock and the scheduler."""
 LARGEST_BLOCK = 50
 
 
@@ -72,7 +72,7 @@ def measure(
     steppers = {form.name: ready(form, network, batch_size) for form in chosen}
     there: dict[str, Stepper] = {name: stepper for name, stepper in steppers.items() if stepper is not None}
     sizes = {name: peak_bytes(stepper) for name, stepper in there.items()}
-    steps = _block(there[UNIT])
+    steps = {name: _block(stepper) for name, stepper in there.items()}
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in there}
     collecting = gc.isenabled()
     gc.disable()  # a collection in mid-step would be charged to whoever happens to run
@@ -82,8 +82,8 @@ def measure(
             # Each round begins with another one, or the first would always meet the cold cache.
             shift = turn % len(order)
             for name in order[shift:] + order[:shift]:
-                unit = _time(there[UNIT], steps)
-                taken[name].append((unit if name == UNIT else _time(there[name], steps), unit))
+                unit = _time(there[UNIT], steps[UNIT])
+                taken[name].append((unit if name == UNIT else _time(there[name], steps[name]), unit))
                 on_block(there[name].form)
             gc.collect()
     finally:
@@ -114,4 +114,7 @@ def _time(stepper: Stepper, steps: int) -> float:
 
 
 def _block(stepper: Stepper) -> int:
+    """Steps in a block; one where a step is slow, of which a second to find that out would be one too many."""
+    if _time(stepper, 1) > BLOCK_SECONDS:
+        return 1
     return max(1, min(LARGEST_BLOCK, math.ceil(BLOCK_SECONDS / _time(stepper, 3))))
