@@ -51,7 +51,9 @@ def test_gains_and_promise_are_those_of_the_general_sweep(network, B: int, decay
         mu = torch.tensor([2.0])
         mine = opt._backward(problem, start.runs, trajectory, seen)(mu)
         expansion = expand(problem, start.runs, trajectory, second_order=True)
-        expected = general.backward(expansion, start.runs, mu, regularize="uu", trajectory=trajectory, limits=None)
+        expected = general.backward(
+            expansion, start.runs, mu, regularize="proximal", trajectory=trajectory, limits=None
+        )
     assert bool(mine.ok & expected.ok)
     torch.testing.assert_close(mine.linear, expected.linear)
     torch.testing.assert_close(mine.quadratic, expected.quadratic)

@@ -1,7 +1,7 @@
 """The backward sweep of Algorithm 1 on a batch stacked into one state, for layers x_{t+1} = sigma(x~_t W~).
 
-The same numbers as `ddpnopt.control.backward.backward`, without ever forming f_z of the stacked batch: with
-h = x~ W~, x~ = (x, 1) and sigma elementwise, all of Eq. (3) follows from V_h = sigma' V_x and
+The same numbers as `ddpnopt.control.backward.backward` with proximal damping, without ever forming f_z of the stacked
+batch: with h = x~ W~, x~ = (x, 1) and sigma elementwise, all of Eq. (3) follows from V_h = sigma' V_x and
 V_hh = sigma' V_xx sigma' + diag(sigma'' V_x), each (B o) wide, by products with x~ and W~ alone.
 
 Shapes: B samples, i inputs, j = i + 1 with the bias (or i without), o outputs. Controls are W~ as (j, o).
@@ -50,13 +50,13 @@ def _slopes(sigma: Callable[[Tensor], Tensor], h: Tensor) -> tuple[Tensor, Tenso
 
 
 def sweep(layers: list[Layer], phi_x: Tensor, phi_xx: Tensor, mu: float, decay: float) -> Sweep:
-    """Gains with mu I on Q_uu, for the stage cost decay/2 |u|^2; phi_x is (B n_T,), phi_xx its square.
+    """Gains for the stage cost decay/2 |u|^2 + mu/2 |du|^2; phi_x is (B n_T,), phi_xx (B n_T, B n_T).
 
     The first stage's state is a constant of the problem, which has one number instead; its K is zero. The sweep ends
     at the first stage whose Q_uu + mu I is not positive definite: `ok` is false then, and there are no gains.
     """
     V_x, V_xx = phi_x, phi_xx
-    linear, quadratic = phi_x.new_zeros(1), phi_x.new_zeros(1)
+    linear = phi_x.new_zeros(1)
     ks: list[Tensor] = []
     Ks: list[Tensor] = []
     for t in reversed(range(len(layers))):
@@ -68,22 +68,20 @@ def sweep(layers: list[Layer], phi_x: Tensor, phi_xx: Tensor, mu: float, decay: 
         V_hh.diagonal().add_(layer.second.reshape(-1) * V_x)
         gains = _first(layer, V_h.reshape(B, o), V_hh, mu, decay) if t == 0 else _inner(layer, V_h, V_hh, mu, decay)
         if gains is None:
-            return Sweep((), (), linear, quadratic, torch.zeros(1, dtype=torch.bool, device=phi_x.device))
+            return Sweep((), (), linear, linear, torch.zeros(1, dtype=torch.bool, device=phi_x.device))
         linear = linear + gains.linear
-        quadratic = quadratic + gains.quadratic
         V_x, V_xx = gains.V_x, gains.V_xx
         ks.append(_as_parameters(gains.k, layer)[None, None])
         Ks.append(_as_parameters(gains.K, layer)[None, None])
-    ok = torch.isfinite(linear) & torch.isfinite(quadratic)
-    return Sweep(tuple(ks[::-1]), tuple(Ks[::-1]), linear, quadratic, ok)
+    # k' (Q_uu + mu I) k = -k' Q_u: nothing is clamped
+    return Sweep(tuple(ks[::-1]), tuple(Ks[::-1]), linear, -linear, torch.isfinite(linear))
 
 
 @dataclass(frozen=True)
 class _Gains:
     k: Tensor  # (j o,)
     K: Tensor  # (j o, B i)
-    linear: Tensor
-    quadratic: Tensor
+    linear: Tensor  # k' Q_u
     V_x: Tensor  # (B i,)
     V_xx: Tensor  # (B i, B i)
 
@@ -104,11 +102,9 @@ def _inner(layer: Layer, V_h: Tensor, V_hh: Tensor, mu: float, decay: float) -> 
         return None
     both = torch.cholesky_solve(torch.cat([Q_u.unsqueeze(1), Q_ux], dim=1), factor).neg_()
     k, K = both[:, 0], both[:, 1:]
-    # With H = Q_uu + mu I, H k = -Q_u and H K = -Q_ux, the value function of the undamped model under these gains,
-    # V_xx = Q_xx + K'Q_uu K + K'Q_ux + Q_ux'K, needs one product.
-    V_x = Q_x + Q_ux.mT @ k - mu * (K.mT @ k)
-    V_xx = Q_xx + K.mT @ (Q_ux - mu * K)
-    return _Gains(k, K, k @ Q_u, _quadratic(k, Q_u, mu), V_x, 0.5 * (V_xx + V_xx.mT))
+    V_x = Q_x + Q_ux.mT @ k
+    V_xx = Q_xx + K.mT @ Q_ux  # Eq. (5)
+    return _Gains(k, K, k @ Q_u, V_x, 0.5 * (V_xx + V_xx.mT))
 
 
 def _first(layer: Layer, V_h: Tensor, V_hh: Tensor, mu: float, decay: float) -> _Gains | None:
@@ -127,7 +123,7 @@ def _first(layer: Layer, V_h: Tensor, V_hh: Tensor, mu: float, decay: float) -> 
     k = basis @ torch.cholesky_solve(inside.reshape(-1, 1), factor).view_as(inside)
     k = -(k + (g - basis @ inside) / (mu + decay)).reshape(-1)
     none = k.new_zeros(1)
-    return _Gains(k, k.new_zeros(len(k), 1), k @ Q_u, _quadratic(k, Q_u, mu), none, none[None])
+    return _Gains(k, k.new_zeros(len(k), 1), k @ Q_u, none, none[None])
 
 
 def _weight_gradient(layer: Layer, V_h: Tensor, decay: float) -> Tensor:
@@ -142,11 +138,6 @@ def _damped_factor(x: Tensor, V_hh: Tensor, o: int, damping: float) -> Tensor | 
     H.diagonal().add_(damping)
     factor, info = torch.linalg.cholesky_ex(H)
     return factor if int(info) == 0 else None
-
-
-def _quadratic(k: Tensor, Q_u: Tensor, mu: float) -> Tensor:
-    """k' Q_uu k, as (Q_uu + mu I) k = -Q_u."""
-    return -(k @ Q_u) - mu * (k @ k)
 
 
 def _as_parameters(rows: Tensor, layer: Layer) -> Tensor:

@@ -49,13 +49,14 @@ class VanillaDDP(ChainOptimizer):
     V_x . f_zz, so the work is cubic in B n_t and m_t (Table 4): the reason for DDPNOpt. Where every stage is a linear
     layer with an elementwise activation, f_z and f_zz themselves are never formed (`layersweep`).
 
-    Q_uu + mu I must be positive definite and the batch loss must fall; else the sweep is repeated with a larger mu. mu
-    shrinks with success, but not below `damping`, without which a step would fit its batch at the cost of the others.
+    Every step pays mu/2 |du|^2 ("proximal" damping): Q_uu + mu I must be positive definite and the batch loss must
+    fall, else the sweep is repeated with a larger mu. mu shrinks with success at the first try, but not below
+    `damping`, without which a step would fit its batch at the cost of the others.
 
     Args:
         model: a chain of `nn.Linear` layers with activations that are twice differentiable by `torch.func`.
         lr: the largest step size of the line search.
-        damping: least mu on Q_uu.
+        damping: least mu.
         weight_decay: the stage cost lambda |u|^2 / 2.
         tries: sweeps in one step.
         loss: "auto" reads cross-entropy and squared error off the gradient at the outputs (see `ddpnopt.loss`);
@@ -138,9 +139,11 @@ class VanillaDDP(ChainOptimizer):
             gains = backward_sweep(mu)
             trial = line_search(problem, runs, current, gains, steps, sufficient=options.sufficient, limits=None)
             report.tries, report.damping, report.step_size = attempt + 1, float(mu), float(trial.step)
-            mu, factor = schedule(mu, factor, trial.accepted, options)
             if report.step_size:
+                if attempt == 0:  # what has just proved too little would prove so again
+                    mu, factor = schedule(mu, factor, trial.accepted, options)
                 break
+            mu, factor = schedule(mu, factor, trial.accepted, options)
         else:
             report.rejected += 1
         memory["mu"], memory["factor"] = min(float(mu), options.reg_max), float(factor)
@@ -162,7 +165,7 @@ class VanillaDDP(ChainOptimizer):
             phi_x, phi_xx = _terminal_derivatives(self._loss_of(seen), z)
             return lambda mu: sweep(layers, phi_x, phi_xx, float(mu), decay)
         expansion = _expand(problem, runs, trajectory, decay)
-        return lambda mu: backward(expansion, runs, mu, regularize="uu", trajectory=trajectory, limits=None)
+        return lambda mu: backward(expansion, runs, mu, regularize="proximal", trajectory=trajectory, limits=None)
 
 
 def _terminal_derivatives(loss: Loss, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,6 +216,6 @@ def _unstack(stage: ChainStage, u: Tensor) -> list[Tensor]:
 
 def _options(tries: int, damping: float) -> Options:
     return Options(
-        method="ddp", max_iterations=tries, grad_tol=None, cost_tol=None, regularize="uu", reg_init=damping,
+        method="ddp", max_iterations=tries, grad_tol=None, cost_tol=None, regularize="proximal", reg_init=damping,
         reg_min=min(1e-6, damping), reg_max=1e10, reg_factor=2.0, backtrack=0.5, max_backtracks=10, sufficient=1e-4,
     )  # fmt: skip
