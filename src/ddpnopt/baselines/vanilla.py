@@ -50,8 +50,8 @@ class VanillaDDP(ChainOptimizer):
     layer with an elementwise activation, f_z and f_zz themselves are never formed (`layersweep`).
 
     Every step pays mu/2 |du|^2 ("proximal" damping): Q_uu + mu I must be positive definite and the batch loss must
-    fall, else the sweep is repeated with a larger mu. mu shrinks with success at the first try, but not below
-    `damping`, without which a step would fit its batch at the cost of the others.
+    fall, else the sweep is repeated with a larger mu. mu shrinks with success, but not below `damping`, without which a
+    step would fit its batch at the cost of the others.
 
     Args:
         model: a chain of `nn.Linear` layers with activations that are twice differentiable by `torch.func`.
@@ -139,11 +139,9 @@ class VanillaDDP(ChainOptimizer):
             gains = backward_sweep(mu)
             trial = line_search(problem, runs, current, gains, steps, sufficient=options.sufficient, limits=None)
             report.tries, report.damping, report.step_size = attempt + 1, float(mu), float(trial.step)
-            if report.step_size:
-                if attempt == 0:  # what has just proved too little would prove so again
-                    mu, factor = schedule(mu, factor, trial.accepted, options)
-                break
             mu, factor = schedule(mu, factor, trial.accepted, options)
+            if report.step_size:
+                break
         else:
             report.rejected += 1
         memory["mu"], memory["factor"] = min(float(mu), options.reg_max), float(factor)
