@@ -61,6 +61,11 @@ def test_those_which_can_train_the_convolutional_network(name: str) -> None:
     assert not result.diverged
 
 
+def test_emsa_lowers_the_loss_of_the_papers_cnn() -> None:
+    result = train(RunConfig("emsa", "pictures", "cnn", epochs=6, batch_size=12), pictures())
+    assert result.train_loss < 0.9 * result.losses[0]
+
+
 @pytest.mark.parametrize("name", ["vanilla-ddp", "sgd-vgr"])
 def test_those_which_cannot_say_so(name: str) -> None:
     with pytest.raises(ExperimentError, match=f"{name}: .*fully connected networks.*Conv2d"):
@@ -91,7 +96,7 @@ def test_the_command_prints_the_papers_numbers_beside_ours_and_saves_both(tmp_pa
     for word in ("Adam", "E-MSA", "KFAC", f"{TABLE_3['wine']['adam']:.2f}", f"{TABLE_3['wine']['emsa']:.2f}", "±"):
         assert word in result.stdout
     numbers = pd.read_csv(tmp_path / "new" / "baselines.csv")
-    assert list(numbers.method) == ["adam", "adam", "emsa", "emsa", "kfac", "kfac"]
+    assert list(numbers.method) == ["adam", "adam", "emsa", "kfac", "kfac"]  # one seed for the slow
     page = (tmp_path / "new" / "baselines.md").read_text()
     assert page.count("\n| wine |") == 3
     assert "98.13" in page

@@ -9,6 +9,9 @@ import torch
 from control_problems import LinearQuadratic, linear_quadratic
 
 from ddpnopt.control import solve
+from ddpnopt.control.inputs import prepare
+from ddpnopt.control.rollout import simulate, stage_costs
+from ddpnopt.control.stages import stack
 
 
 def riccati(lq: LinearQuadratic, x0: np.ndarray) -> tuple[list, list, list, float]:
@@ -84,3 +87,24 @@ def test_one_function_for_all_stages_equals_one_function_per_stage() -> None:
     a, b = solve(together, x0, u0), solve(apart, x0, u0)
     assert a.iterations == b.iterations
     torch.testing.assert_close(a.controls, b.controls, rtol=0, atol=1e-12)
+
+
+def test_a_proximal_iteration_minimises_the_cost_plus_the_squared_step() -> None:
+    """Over all stages at once: u - u0 = -(J_uu + mu I)^-1 J_u, which damping the gains alone does not give."""
+    lq = linear_quadratic([3] * 5, [2] * 4)
+    x0, u0 = torch.linspace(-1, 1, 3, dtype=torch.float64), torch.ones(4, 2, dtype=torch.float64)
+    runs = prepare(lq.problem, x0, u0).runs
+
+    def J(u: torch.Tensor) -> torch.Tensor:
+        trajectory = simulate(runs, x0[None], stack(runs, u.reshape(4, 1, 2).unbind(0)))
+        return stage_costs(lq.problem, runs, trajectory).sum()
+
+    flat = u0.reshape(-1)
+    H, g = torch.func.hessian(J)(flat), torch.func.grad(J)(flat)
+    expected = (flat - torch.linalg.solve(H + 5 * torch.eye(8, dtype=torch.float64), g)).reshape(4, 2)
+    found = {
+        kind: torch.stack(solve(lq.problem, x0, u0, regularize=kind, reg_init=5.0, max_iterations=1).u)
+        for kind in ("proximal", "uu")
+    }
+    torch.testing.assert_close(found["proximal"], expected, rtol=1e-10, atol=1e-10)
+    assert not torch.allclose(found["uu"], expected, atol=1e-3)

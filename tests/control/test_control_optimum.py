@@ -14,7 +14,7 @@ from ddpnopt.control.systems import cartpole, pendulum, unicycle
 UNICYCLE = 249.560897930822
 
 
-@pytest.mark.parametrize("regularize", ["uu", "xx"])
+@pytest.mark.parametrize("regularize", ["uu", "xx", "proximal"])
 @pytest.mark.parametrize("method", ["ilqr", "ddp"])
 def test_unicycle_is_parked_at_the_known_optimum(method: str, regularize: str) -> None:
     task = unicycle()

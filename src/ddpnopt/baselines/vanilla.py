@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, hessian, jacrev, vmap
+from torch.func import grad, hessian, jacrev, jvp, vmap
 
 from ddpnopt.baselines.base import ChainOptimizer, Pass
 from ddpnopt.baselines.chain import ChainStage, require_fully_connected
+from ddpnopt.baselines.elementwise import elementwise_tail
+from ddpnopt.baselines.layersweep import linearise, sweep
 from ddpnopt.control import ControlError, Problem
-from ddpnopt.control.backward import backward
+from ddpnopt.control.backward import Sweep, backward
 from ddpnopt.control.derivatives import Expansion, joined
 from ddpnopt.control.inputs import prepare
 from ddpnopt.control.options import Options
@@ -20,7 +22,7 @@ from ddpnopt.control.problem import StageFunction
 from ddpnopt.control.rollout import simulate, stage_costs
 from ddpnopt.control.search import Current, line_search
 from ddpnopt.control.solver import schedule
-from ddpnopt.control.stages import Run, Trajectory, over_batch
+from ddpnopt.control.stages import Run, Trajectory, over_batch, plan, stack
 from ddpnopt.curvature import require
 from ddpnopt.errors import ModelError
 from ddpnopt.loss import Loss, recognise
@@ -43,16 +45,18 @@ class VanillaDDP(ChainOptimizer):
 
     The B samples are stacked into one state x_t of B n_t numbers and each layer is one stage with its m_t weights as
     control; stage cost is the weight decay, terminal cost the batch loss. `step()` is one iteration of
-    `ddpnopt.control.solve`: f_z (B n_{t+1}, B n_t + m_t), V_xx (B n_t, B n_t) and Q_uu (m_t, m_t) are formed densely
-    with the tensor terms V_x . f_zz, so the work is cubic in B n_t + m_t (Table 4): the reason for DDPNOpt.
+    `ddpnopt.control.solve`: V_xx (B n_t, B n_t), Q_uu (m_t, m_t) and K (m_t, B n_t) are dense and hold the tensor terms
+    V_x . f_zz, so the work is cubic in B n_t and m_t (Table 4): the reason for DDPNOpt. Where every stage is a linear
+    layer with an elementwise activation, f_z and f_zz themselves are never formed (`layersweep`).
 
-    Q_uu + mu I must be positive definite and the batch loss must fall; else the sweep is repeated with a larger mu. mu
-    shrinks with success, but not below `damping`, without which a step would fit its batch at the cost of the others.
+    Every step pays mu/2 |du|^2 ("proximal" damping): Q_uu + mu I must be positive definite and the batch loss must
+    fall, else the sweep is repeated with a larger mu. mu shrinks with success, but not below `damping`, without which a
+    step would fit its batch at the cost of the others.
 
     Args:
         model: a chain of `nn.Linear` layers with activations that are twice differentiable by `torch.func`.
         lr: the largest step size of the line search.
-        damping: least mu on Q_uu.
+        damping: least mu.
         weight_decay: the stage cost lambda |u|^2 / 2.
         tries: sweeps in one step.
         loss: "auto" reads cross-entropy and squared error off the gradient at the outputs (see `ddpnopt.loss`);
@@ -81,6 +85,8 @@ class VanillaDDP(ChainOptimizer):
         super().__init__(model, defaults, skip_weight_grads=True)
         require_fully_connected(self.stages, type(self).__name__)
         self.tries, self.loss, self.mean = tries, loss, reduction == "mean"
+        self._sigmas = [elementwise_tail(stage) for stage in self.stages]
+        self._checked = False  # once: the stages stay the same functions
         self.report = DDPReport()
 
     def problem(self, seen: Pass) -> Problem:
@@ -90,47 +96,48 @@ class VanillaDDP(ChainOptimizer):
             _stacked(stage, seen.x[t].shape, seen.x[0].double() if t == 0 else None)
             for t, stage in enumerate(self.stages)
         ]
-        phi = self._terminal(seen)
+        loss, shape = self._loss_of(seen), seen.x[-1].shape
+        phi = lambda x: loss.shares(x.reshape(shape)).sum()  # noqa: E731
         return Problem(dynamics, lambda x, u: 0.5 * decay * u.square().sum(), phi)
 
-    def _terminal(self, seen: Pass) -> Callable[[Tensor], Tensor]:
+    def _loss_of(self, seen: Pass) -> Loss:
         z, q = seen.x[-1].double(), seen.grad_x[-1]
         assert q is not None
         if self.loss == "auto":
-            loss = recognise(z, q.double(), self.mean)
-        else:
-            w = 1.0 / len(z) if self.mean else 1.0
-            loss = Loss("squared_error", z - q.double() / w, z.new_tensor(0.5 * w))
-        return lambda x: loss.shares(x.reshape(z.shape)).sum()
+            return recognise(z, q.double(), self.mean)
+        w = 1.0 / len(z) if self.mean else 1.0
+        return Loss("squared_error", z - q.double() / w, z.new_tensor(0.5 * w))
 
     def _propose(self, seen: Pass) -> list[list[Tensor]]:
         # the recursion of V_xx loses digits at each layer: float64, whatever the weights are
         u0 = [torch.cat([p.detach().double().flatten() for p in stage.parameters]) for stage in self.stages]
-        u = self._iterate(self.problem(seen), u0)
+        u = self._iterate(self.problem(seen), u0, seen)
         return [_unstack(stage, w) for stage, w in zip(self.stages, u, strict=True)]
 
-    def _iterate(self, problem: Problem, u0: list[Tensor]) -> list[Tensor]:
+    def _iterate(self, problem: Problem, u0: list[Tensor], seen: Pass) -> list[Tensor]:
         """One accepted iteration of Algorithm 1 from the controls u0, or u0 itself."""
         group, memory = self.param_groups[0], self.state[self.stages[0].parameters[0]]
         damping = float(group["damping"])
-        try:
-            start = prepare(problem, u0[0].new_zeros(1), u0)
-        except ControlError as error:  # a stage that torch.func cannot differentiate
-            raise ModelError(f"VanillaDDP cannot use this network: {error}.") from error
-        trajectory = simulate(start.runs, start.x0, start.u)
-        costs = stage_costs(problem, start.runs, trajectory)
+        x0 = u0[0].new_zeros(1)
+        if not self._checked:
+            try:
+                prepare(problem, x0, u0)
+            except ControlError as error:  # a stage that torch.func cannot differentiate
+                raise ModelError(f"VanillaDDP cannot use this network: {error}.") from error
+            self._checked = True
+        runs = plan(problem, [1, *(x.numel() for x in seen.x[1:])], [len(u) for u in u0])
+        trajectory = simulate(runs, x0.unsqueeze(0), stack(runs, [u.unsqueeze(0) for u in u0]))
+        costs = stage_costs(problem, runs, trajectory)
         current = Current(trajectory, costs.sum(0), costs.abs().sum(0))
-        expansion = _expand(problem, start.runs, trajectory, float(group["weight_decay"]))
+        backward_sweep = self._backward(problem, runs, trajectory, seen)
         options = _options(self.tries, damping)
         mu = u0[0].new_tensor([max(float(memory.get("mu", damping)), damping)])
         factor = u0[0].new_tensor([float(memory.get("factor", 1.0))])
         steps = float(group["lr"]) * u0[0].new_tensor([options.backtrack**i for i in range(options.max_backtracks + 1)])
         report = self.report
         for attempt in range(self.tries):
-            sweep = backward(
-                expansion, start.runs, mu, regularize=options.regularize, trajectory=trajectory, limits=None
-            )
-            trial = line_search(problem, start.runs, current, sweep, steps, sufficient=options.sufficient, limits=None)
+            gains = backward_sweep(mu)
+            trial = line_search(problem, runs, current, gains, steps, sufficient=options.sufficient, limits=None)
             report.tries, report.damping, report.step_size = attempt + 1, float(mu), float(trial.step)
             mu, factor = schedule(mu, factor, trial.accepted, options)
             if report.step_size:
@@ -139,6 +146,35 @@ class VanillaDDP(ChainOptimizer):
             report.rejected += 1
         memory["mu"], memory["factor"] = min(float(mu), options.reg_max), float(factor)
         return [block[0, 0] for block in trial.found.trajectory.u]
+
+    def _backward(
+        self, problem: Problem, runs: Sequence[Run], trajectory: Trajectory, seen: Pass
+    ) -> Callable[[Tensor], Sweep]:
+        """The backward sweep along the trajectory as a function of mu (1,)."""
+        decay = float(self.param_groups[0]["weight_decay"])
+        if all(sigma is not None for sigma in self._sigmas) and seen.x[0].dim() == 2:
+            states = [seen.x[0].double(), *(x[0, 0].view(len(seen.x[0]), -1) for x in trajectory.x[1:-1])]
+            layers = [
+                linearise(sigma, x, _unstack(stage, u[0, 0]))
+                for sigma, stage, x, u in zip(self._sigmas, self.stages, states, trajectory.u, strict=True)
+                if sigma is not None
+            ]
+            z = trajectory.x[-1][0, 0].view(seen.x[-1].shape)
+            phi_x, phi_xx = _terminal_derivatives(self._loss_of(seen), z)
+            return lambda mu: sweep(layers, phi_x, phi_xx, float(mu), decay)
+        expansion = _expand(problem, runs, trajectory, decay)
+        return lambda mu: backward(expansion, runs, mu, regularize="proximal", trajectory=trajectory, limits=None)
+
+
+def _terminal_derivatives(loss: Loss, z: Tensor) -> tuple[Tensor, Tensor]:
+    """phi_x (B n,) and phi_xx (B n, B n) at the outputs z (B, n): a block for each sample."""
+
+    def gradient(z: Tensor) -> Tensor:
+        return grad(lambda z: loss.shares(z).sum())(z)
+
+    directions = torch.eye(z.shape[1]).to(z).unsqueeze(1).expand(-1, *z.shape)
+    blocks = vmap(lambda d: jvp(gradient, (z,), (d,))[1])(directions)  # (n, B, n)
+    return gradient(z).reshape(-1), torch.block_diag(*blocks.unbind(1))
 
 
 def _expand(problem: Problem, runs: Sequence[Run], trajectory: Trajectory, decay: float) -> Expansion:
@@ -178,6 +214,6 @@ def _unstack(stage: ChainStage, u: Tensor) -> list[Tensor]:
 
 def _options(tries: int, damping: float) -> Options:
     return Options(
-        method="ddp", max_iterations=tries, grad_tol=None, cost_tol=None, regularize="uu", reg_init=damping,
+        method="ddp", max_iterations=tries, grad_tol=None, cost_tol=None, regularize="proximal", reg_init=damping,
         reg_min=min(1e-6, damping), reg_max=1e10, reg_factor=2.0, backtrack=0.5, max_backtracks=10, sufficient=1e-4,
     )  # fmt: skip

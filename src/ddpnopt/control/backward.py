@@ -13,7 +13,7 @@ from .boxqp import solve_box
 from .derivatives import Expansion, contractions
 from .stages import Blocks, Limits, Run, Trajectory, select, stack, unstack
 
-Regularize = Literal["uu", "xx"]
+Regularize = Literal["uu", "xx", "proximal"]
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ def backward(
     """Gains of the policy du = k + K dx by Eq. (3) to (5), one problem per row of the batch.
 
     mu (B,) is Levenberg-Marquardt damping: "uu" adds mu I to Q_uu, "xx" adds it to V_xx inside Q_uu and Q_ux,
-    which keeps the new states, not the new controls, near the old ones (Tassa, Erez, Todorov 2012). Damping
-    belongs to the
-    gains alone: the value function is that of the undamped model under these gains,
+    which keeps the new states, not the new controls, near the old ones (Tassa, Erez, Todorov 2012). There damping
+    belongs to the gains alone: the value function is that of the undamped model under these gains,
     V_x = Q_x + K'Q_uu k + K'Q_u + Q_ux'k and likewise V_xx, which is Eq. (5) when mu = 0 and no control is
-    clamped.
+    clamped. "proximal" counts mu/2 |du|^2 as a part of the stage cost, in the value function, too: Eq. (5) with
+    Q_uu + mu I for Q_uu. Then V_xx is higher by mu K'K, and earlier stages stay positive definite more often.
     """
     V_x, V_xx = expansion.phi_x, expansion.phi_xx
     f_zs, l_zs, l_zzs = unstack(expansion.f_z), unstack(expansion.l_z), unstack(expansion.l_zz)
@@ -76,7 +76,10 @@ def backward(
                 Q_zz = Q_zz + contract(V_x)
             Q_x, Q_u = Q_z[:, :n], Q_z[:, n:]
             Q_xx, Q_ux, Q_uu = Q_zz[:, :n, :n], Q_zz[:, n:, :n], Q_zz[:, n:, n:]
-            if regularize == "uu":
+            if regularize == "proximal":
+                Q_uu = Q_uu + damping * eye
+                H, H_ux = Q_uu, Q_ux
+            elif regularize == "uu":
                 H, H_ux = Q_uu + damping * eye, Q_ux
             else:
                 extra = damping * torch.bmm(f_z_T[:, n:], f_z)  # (B, m, nz)

@@ -32,8 +32,10 @@ class Options:
     def __post_init__(self) -> None:
         if self.method not in ("ddp", "ilqr"):
             raise ControlError(f"unknown method {self.method!r}; use 'ddp' or 'ilqr'")
-        if self.regularize not in ("uu", "xx"):
-            raise ControlError(f"unknown regularize {self.regularize!r}; use 'uu' (on Q_uu) or 'xx' (on V_xx)")
+        if self.regularize not in ("uu", "xx", "proximal"):
+            raise ControlError(
+                f"unknown regularize {self.regularize!r}; use 'uu' (on Q_uu), 'xx' (on V_xx) or 'proximal' (stage cost)"
+            )
         for name in ("max_iterations", "max_backtracks"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 0:

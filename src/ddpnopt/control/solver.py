@@ -58,7 +58,7 @@ def solve(
             most grad_tol * max(1, |J|). Default: square root of the machine precision.
         cost_tol: a problem ends when a full step without regularisation reduces J by at most cost_tol * |J|.
             Default: four times the machine precision.
-        regularize: "uu" adds mu I to Q_uu, "xx" adds mu I to V_xx.
+        regularize: "uu" adds mu I to Q_uu, "xx" adds mu I to V_xx, "proximal" adds mu/2 |du|^2 to the stage cost.
         reg_init, reg_min, reg_max, reg_factor: mu starts at reg_init. A failure multiplies it by a factor
             that itself grows by reg_factor with each failure in a row, a success divides it likewise; below
             reg_min it is zero, and beyond reg_max the problem ends with `Status.NO_STEP`.

@@ -112,7 +112,7 @@ METHODS: dict[str, Method] = {
     "rmsprop": Method("RMSprop", 2e-3, ADAPTIVE_GRID, _torch(torch.optim.RMSprop), 7e-4),
     "adam": Method("Adam", 3e-3, ADAPTIVE_GRID, _torch(torch.optim.Adam)),
     "adamw": Method("AdamW", 1e-2, ADAPTIVE_GRID, _torch(torch.optim.AdamW), 3e-3),
-    "kfac": Method("KFAC", 0.03, EKFAC_GRID, KFAC),
+    "kfac": Method("KFAC", 0.02, EKFAC_GRID, KFAC, 0.03),
     "ekfac": Method("EKFAC", 0.03, EKFAC_GRID, EKFAC),
     # the step sizes of L-BFGS and of DDP's line search, of which there is nothing to tune
     "emsa": Method("E-MSA", 1.0, (), _emsa),
@@ -121,6 +121,6 @@ METHODS: dict[str, Method] = {
     "ddpnopt-sgd": Method("DDPNOpt (SGD)", 0.2, SGD_GRID, _paper(curvature="identity")),
     "ddpnopt-rmsprop": Method("DDPNOpt (RMSprop)", 2e-3, ADAPTIVE_GRID, _paper(curvature="rmsprop"), 7e-4),
     "ddpnopt-adam": Method("DDPNOpt (Adam)", 3e-3, ADAPTIVE_GRID, _paper(curvature="adam")),
-    "ddpnopt-kfac": Method("DDPNOpt (KFAC)", 0.03, EKFAC_GRID, _paper(curvature="kfac")),
+    "ddpnopt-kfac": Method("DDPNOpt (KFAC)", 0.02, EKFAC_GRID, _paper(curvature="kfac"), 0.03),
     "ddpnopt-ekfac": Method("DDPNOpt (EKFAC)", 0.03, EKFAC_GRID, _paper(curvature="ekfac")),
 }
