@@ -48,8 +48,8 @@ class _Source(torch.autograd.Function):
 def _source_of(h: Tensor) -> tuple[Tensor, Tensor]:
     """h, and the tensor whose gradient is that of h even if h is overwritten.
 
-    A linear layer on tokens returns a view of its product. Work in place on a view rewrites the history of its base, and
-    a hook on the view itself would never be called.
+    A linear layer on tokens returns a view of its product. Work in place on a view rewrites the history of its
+    base, and a hook on the view itself would never be called.
     """
     base = h._base
     if base is None:
@@ -313,7 +313,11 @@ class Capture:
                 for r, column in enumerate(columns):
                     keep = r + 1 < len(columns)
                     grads = torch.autograd.grad(
-                        output, [*replay.hs, *inputs], column.to(output.dtype), retain_graph=keep, materialize_grads=True
+                        output,
+                        [*replay.hs, *inputs],
+                        column.to(output.dtype),
+                        retain_graph=keep,
+                        materialize_grads=True,
                     )
                     p_h.append(list(grads[: len(replay.hs)]))
                     through = iter(grads[len(replay.hs) :])

@@ -36,7 +36,7 @@ class Segment:
             n = leaf[0].numel()
             basis = torch.eye(n, dtype=leaf.dtype, device=leaf.device).expand(B, n, n)
             V_hh = V_hh + self._vjp_rows(V_h, basis)
-        return V_h.detach().flatten(1), V_hh
+        return V_h.detach().flatten(1).to(V_x.dtype), V_hh.to(V_x.dtype)  # autocast has made the graph smaller
 
     def _vjp(self, cotangent: Tensor, create_graph: bool) -> Tensor:
         return torch.autograd.grad(self.target, self.leaf, cotangent, retain_graph=True, create_graph=create_graph)[0]

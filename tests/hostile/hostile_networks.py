@@ -281,7 +281,7 @@ def chains(draw: Draw) -> Case:
 
 @st.composite
 def graphs(draw: Draw) -> Case:
-    """Any network that is supported: embeddings, norms, dropout, residual sums, attention, branches, several outputs."""
+    """Any network that is supported: embeddings, norms, dropout, sums, attention, branches, several outputs."""
     seed = draw(st.integers(0, 2**16))
     with repeatable(seed):
         kind, shape = start(draw, ["vector", "tokens", "space", "ids"])

@@ -59,9 +59,7 @@ class Seen:
         assert self.p is not None
         p = self.p.flatten(1)
         which = 1 if wanted == "u" else 0
-        return torch.stack(
-            [torch.func.vjp(self.step.g, x[i], self.step.u)[1](p[i])[which] for i in range(len(x))]
-        )
+        return torch.stack([torch.func.vjp(self.step.g, x[i], self.step.u)[1](p[i])[which] for i in range(len(x))])
 
     def write(self, u: Tensor) -> None:
         parameters = [p for p in (self.layer.weight, self.layer.bias) if p is not None]
@@ -147,11 +145,12 @@ def metric(stage: Seen, v: Tensor, s: Settings) -> tuple[Tensor, Tensor, Tensor]
     x, P = stage.x.flatten(1), stage.pulled("u")
     l_u = s.weight_decay * stage.step.u
     V_h = v[:, None] * stage.p.flatten(1)
-    if not s.mean:  # the oracle's samples are shares of a mean
+    gradient = v @ P
+    if not s.mean:  # the oracle's Kronecker factors are those of a mean
         V_h = V_h / len(x)
-    Q_u = l_u + v @ P
-    scaled = oracle.dense_M(s.kind, stage.step, x, V_h, Q_u, l_u, {"damping": s.damping})
-    return scaled, l_u, P
+        gradient = gradient / len(x) if s.kind == "ekfac" else gradient
+    M = oracle.dense_M(s.kind, stage.step, x, V_h, l_u + gradient, l_u, {"damping": s.damping})
+    return M, l_u, P
 
 
 def _batch(seen: list[Seen], L: Tensor, s: Settings) -> list[Gain]:
@@ -214,7 +213,7 @@ def _forward(
         c = ledger
         if chain:
             dx = (args[0] - stage.x).flatten(1)
-            c = (stage.pulled("x") * dx).sum(1) if t else torch.zeros(len(x))
+            c = (stage.pulled("x") * dx).sum(1)  # also before the first layer: an embedding may have moved
         if not s.closed_loop:
             c = torch.zeros(len(x))
         u = gains[t](c)

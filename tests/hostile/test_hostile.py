@@ -69,7 +69,11 @@ def assert_same(model: nn.Module, other: nn.Module, before: nn.Module, tolerance
     for name, p in model.named_parameters():
         moved = float((named[name] - old[name]).abs().max().detach())
         torch.testing.assert_close(
-            p.detach(), named[name].detach(), rtol=1e-9, atol=tolerance * moved + 1e-11, msg=lambda m, n=name: f"{n}: {m}"
+            p.detach(),
+            named[name].detach(),
+            rtol=1e-9,
+            atol=tolerance * moved + 1e-11,
+            msg=lambda m, n=name: f"{n}: {m}",
         )
 
 
@@ -107,7 +111,9 @@ def out_of_place(model: nn.Module) -> nn.Module:
     return twin
 
 
-def step(case: Case, model: nn.Module, size: int, at: int = 0, **options: Any) -> tuple[DDPNOpt, Tensor, Tensor, Tensor]:
+def step(
+    case: Case, model: nn.Module, size: int, at: int = 0, **options: Any
+) -> tuple[DDPNOpt, Tensor, Tensor, Tensor]:
     """One step; the optimizer, the outputs before it, the gradient at them and each sample's loss."""
     x, y = case.batch(size, at)
     opt = DDPNOpt(model, **options)
