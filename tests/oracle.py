@@ -108,7 +108,8 @@ def dense_M(
         V = B * V_h[:, places[:, group]].flatten(0, 1)  # (B P, O)
         A, G = X.T @ X / len(X), V.T @ V / B
         if kind == "kfac":
-            pi = (A.trace() / len(A) / (G.trace() / len(G))).sqrt()
+            mean_A, mean_G = (max(float(f.trace()) / len(f), 1e-30) for f in (A, G))  # a factor may be zero: dead units
+            pi = (mean_A / mean_G) ** 0.5
             root = options["damping"] ** 0.5
             block = torch.kron(G + root / pi * torch.eye(len(G)), A + pi * root * torch.eye(len(A)))
         else:

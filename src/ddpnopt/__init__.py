@@ -2,6 +2,7 @@
 
 from ddpnopt.curvature import Adam, Curvature, Identity, RMSprop
 from ddpnopt.errors import (
+    CheckpointError,
     DDPNOptError,
     ModelError,
     NonFiniteError,
@@ -20,6 +21,7 @@ __all__ = [
     "EKFAC",
     "KFAC",
     "Adam",
+    "CheckpointError",
     "Curvature",
     "DDPNOpt",
     "DDPNOptError",

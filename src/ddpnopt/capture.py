@@ -51,6 +51,21 @@ class _Source(torch.autograd.Function):
         return (grad if wanted[0] else None, *[None] * (len(wanted) - 1))
 
 
+def _source_of(h: Tensor) -> tuple[Tensor, Tensor]:
+    """h, and the tensor whose gradient is that of h even if h is overwritten.
+
+    A linear layer on tokens returns a view of its product. Work in place on a view rewrites the history of its
+    base, and a hook on the view itself would never be called.
+    """
+    base = h._base
+    if base is None:
+        return h, h
+    if h.numel() == base.numel() and h.is_contiguous() and base.is_contiguous():
+        return h, base
+    copy = h.clone()
+    return copy, copy
+
+
 class _Hook:
     """A hook that a copied or pickled model does not take along, and that dies with its capture."""
 
@@ -204,13 +219,14 @@ class Capture:
         if self.wrapper is not None and stage.skipped:  # it waits for all parameters, also for those left out
             h = _Source.apply(h.clone() if h._is_view() else h, *unit.parameters)  # type: ignore[no-untyped-call]
         elif not h.requires_grad:  # a first layer on constant input, its weight gradient skipped
-            h = _Source.apply(h, self._anchor)  # type: ignore[no-untyped-call]
+            h = _Source.apply(h.detach(), self._anchor)  # type: ignore[no-untyped-call]
+        h, source = _source_of(h)
         stage.h_shape = h.shape
         if self.keep_outputs:
             stage._h, stage._version = h.detach(), h._version
-        h.register_hook(partial(arrived_at_stage, recording, stage))
+        source.register_hook(partial(arrived_at_stage, recording, stage))
         if stage.skipped and recording.autocast[0]:
-            watch_overflow(stage, h)
+            watch_overflow(stage, source)
         return h
 
     # -- for the optimizer -------------------------------------------------------------------------------------------
@@ -337,19 +353,25 @@ class Capture:
     ) -> tuple[list[list[Tensor]], list[list[Tensor | None]]]:
         """Back-propagate cotangents (R, B, …) of one output: p_h and p_x of each stage, for each of the R."""
         replay = Tape(recording)
-        with torch.enable_grad(), self._replaying(recording, replay):
-            self.model(*recording.args, **recording.kwargs)
-        replay.check(recording)
-        output = [o for o in replay.outputs if o.requires_grad][index]
-        inputs = [x for x in replay.inputs if x.requires_grad]
         p_h: list[list[Tensor]] = []
         p_x: list[list[Tensor | None]] = []
-        for r, column in enumerate(columns):
-            keep = r + 1 < len(columns)
-            grads = torch.autograd.grad(
-                output, [*replay.hs, *inputs], column, retain_graph=keep, materialize_grads=True
-            )
-            p_h.append(list(grads[: len(replay.hs)]))
-            through = iter(grads[len(replay.hs) :])
-            p_x.append([next(through) if x.requires_grad else None for x in replay.inputs])
+        with torch.enable_grad(), self._replaying(recording, replay):
+            self.model(*recording.args, **recording.kwargs)
+            replay.check(recording)
+            output = [o for o in replay.outputs if o.requires_grad][index]
+            inputs = [x for x in replay.inputs if x.requires_grad]
+            # before the buffers are put back: a batch norm's backward pass looks at them
+            with torch.autocast(recording.device.type, enabled=False):
+                for r, column in enumerate(columns):
+                    keep = r + 1 < len(columns)
+                    grads = torch.autograd.grad(
+                        output,
+                        [*replay.hs, *inputs],
+                        column.to(output.dtype),
+                        retain_graph=keep,
+                        materialize_grads=True,
+                    )
+                    p_h.append(list(grads[: len(replay.hs)]))
+                    through = iter(grads[len(replay.hs) :])
+                    p_x.append([next(through) if x.requires_grad else None for x in replay.inputs])
         return p_h, p_x

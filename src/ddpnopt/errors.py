@@ -27,3 +27,7 @@ class NonFiniteError(DDPNOptError, FloatingPointError):
 
 class OpenLoopWarning(UserWarning):
     """Some parameters are updated without feedback, by the base optimizer."""
+
+
+class CheckpointError(DDPNOptError, RuntimeError):
+    """A checkpoint cannot be written, read or used."""

@@ -27,6 +27,7 @@ from ddpnopt.parallel import ALONE, FAILED, OVERFLOWN, READY, Group, Peers, Toge
 from ddpnopt.recording import Recording
 from ddpnopt.recording import Stage as Captured
 from ddpnopt.report import Report
+from ddpnopt.saved import KEY, check_header, header
 from ddpnopt.scaling import Average, followed, scale
 from ddpnopt.sweep import Log, Stage, backward_pass, descend, forward_pass, predicted_change
 from ddpnopt.units import find_units
@@ -179,6 +180,13 @@ class DDPNOpt(HookedOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._groups.groups = self.param_groups  # load_state_dict puts new ones in their place
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), KEY: header(self.curvature)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        check_header(state_dict, self.curvature)
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != KEY})
 
     # -- the training loop -------------------------------------------------------------------------------------------
 

@@ -164,7 +164,7 @@ def arrived_at_stage(recording: Recording, stage: Stage, grad: Tensor) -> None:
     if stage.arrivals > recording.backwards:
         recording.backwards = stage.arrivals
         recording.arrived.append(recording)
-    p_h = grad.detach()
+    p_h = grad.detach().reshape(stage.h_shape)
     if stage._h is not None:
         if stage._h._version == stage._version and p_h.dim() > 1:
             wide = torch.promote_types(p_h.dtype, torch.float32)  # a scaled loss would overflow half precision

@@ -60,7 +60,7 @@ class Segment:
             n = leaf[0].numel()
             basis = torch.eye(n, dtype=leaf.dtype, device=leaf.device).expand(B, n, n)
             V_hh = V_hh + self._vjp_rows(V_h, basis)
-        return V_h.detach().flatten(1), V_hh
+        return V_h.detach().flatten(1).to(V_x.dtype), V_hh.to(V_x.dtype)  # autocast has made the graph smaller
 
     def pull_rows(self, V_x: Tensor, Z: Tensor) -> tuple[Tensor, Tensor]:
         """V_h = sigma_h' V_x, and the rows Z (B, r, n_x) of a factor of V_xx likewise, flat."""

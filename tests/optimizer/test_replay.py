@@ -661,3 +661,59 @@ def test_a_checkpointed_block_equals_a_plain_one() -> None:
         for _ in range(2):
             step(model, opt, loss_of(*vectors()))
     assert distance(*models) < 1e-12
+
+
+@pytest.mark.parametrize("value", ["outer", "batch", "full"])
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_autocast_goes_through_norms_and_pooling_between_layers(precision: str, value: str) -> None:
+    model = nn.Sequential(
+        nn.Conv1d(1, 2, 2), nn.AvgPool1d(2), nn.Conv1d(2, 2, 1), nn.LayerNorm((2, 2), elementwise_affine=False),
+        nn.Flatten(), nn.Linear(4, 3),
+    ).float()  # fmt: skip
+    x, y = vectors(16)
+    opt = DDPNOpt(model, lr=0.1, value=value)
+    losses = []
+    for _ in range(10):
+        opt.zero_grad()
+        with torch.autocast("cpu", getattr(torch, precision)):
+            loss = F.cross_entropy(model(x[:, None].float()).float(), y)
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+# -- found by random networks ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["on constant input", "behind a layer"])
+@pytest.mark.parametrize("value", ["outer", "batch", "full"])
+def test_a_layer_on_tokens_is_trained_although_its_output_is_overwritten(value: str, first: bool) -> None:
+    """Its output is a view, and work in place on a view rewrites the history of its base."""
+    x, y = torch.randn(6, 3, 5), vectors(6)[1]
+
+    def net(inplace: bool) -> nn.Sequential:
+        torch.manual_seed(1)
+        before = [] if first else [nn.Linear(5, 5), nn.Tanh()]
+        return nn.Sequential(*before, nn.Linear(5, 4), nn.ReLU(inplace), nn.Flatten(), nn.Linear(12, 3))
+
+    models = net(True), net(False)
+    for model in models:
+        opt = DDPNOpt(model, lr=0.5, value=value, diagnostics=True)
+        for _ in range(3):
+            step(model, opt, loss_of(x, y))
+        assert len(opt.report.layers) == (2 if first else 3)
+    assert distance(*models) < 1e-13
+
+
+@pytest.mark.filterwarnings("ignore::ddpnopt.OpenLoopWarning")
+@pytest.mark.parametrize("terminal", ["cross_entropy", "mse", "sampled"])
+def test_batch_norm_goes_with_every_terminal_curvature(terminal: str) -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3))
+    opt = DDPNOpt(model, lr=0.1, terminal=terminal)
+    x, y = vectors()
+    losses = [F.cross_entropy(model(x), y).item()]
+    for _ in range(5):
+        step(model, opt, loss_of(x, y))
+        losses.append(F.cross_entropy(model(x), y).item())
+    assert losses[-1] < losses[0]

@@ -21,6 +21,7 @@ from ddpnopt.cli.options import (
     writable_folder,
 )
 from ddpnopt.cli.progress import bar, console, status_console
+from ddpnopt.experiments.checkpoints import Checkpoints
 from ddpnopt.experiments.data import load
 from ddpnopt.experiments.data.cache import write_atomically
 from ddpnopt.experiments.methods import METHODS
@@ -42,6 +43,10 @@ def train(
     save: Annotated[
         Path | None, typer.Option(help="Write the weights and the configuration here (torch.save).")
     ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Keep the run here; where the file exists, go on from it, bit for bit.")
+    ] = None,
+    every: Annotated[int, typer.Option(min=1, help="Steps from one checkpoint to the next.")] = 100,
     data_dir: DataDir = None,
 ) -> None:
     """Train one network with one method."""
@@ -50,6 +55,12 @@ def train(
     config = replace(base, method=method, lr=lr, seed=seed)
     if save is not None:
         writable_folder(save.parent)
+    checkpoints = None
+    if checkpoint is not None:
+        writable_folder(checkpoint.parent)
+        checkpoints = Checkpoints(checkpoint, every, asdict(config))
+        if checkpoint.exists():
+            status_console().print(f"[dim]going on from[/] {checkpoint}", soft_wrap=True)
     with status_console().status("data") as waiting:
         data = load(config.dataset, seed=seed, data_dir=data_dir, report=waiting.update)
     if n_train is not None:
@@ -61,7 +72,7 @@ def train(
             detail = f"epoch {now.epoch + 1}/{config.epochs}, loss {now.loss:.4f}"
             progress.update(task, total=now.steps, completed=now.step, detail=detail)
 
-        result = run(config, data, on_step=on_step)
+        result = run(config, data, on_step=on_step, checkpoints=checkpoints)
     _tell(result, data.note)
     if save is not None:
         content = {"state_dict": result.weights, "config": {**asdict(config), "lr": result.lr}}

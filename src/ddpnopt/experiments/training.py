@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from ddpnopt.experiments.checkpoints import Checkpoints
 from ddpnopt.experiments.data import Dataset, load
 from ddpnopt.experiments.errors import ExperimentError
 from ddpnopt.experiments.methods import is_convolutional, make_optimizer
@@ -108,13 +109,18 @@ def fit(
     generator: torch.Generator,
     loss_function: LossFunction = F.cross_entropy,
     on_step: Callable[[Progress], None] = lambda _: None,
+    checkpoints: Checkpoints | None = None,
 ) -> Fit:
     """The ordinary training loop; it stops at the first loss that is not finite."""
     record = Fit()
     per_epoch = math.ceil(len(dataset.y_train) / batch_size)
+    first_epoch, done = checkpoints.resume(model, optimizer, generator, record) if checkpoints else (0, 0)
     model.train()
-    for epoch in range(epochs):
-        for x, y in dataset.batches(batch_size, generator):
+    for epoch in range(first_epoch, epochs):
+        drawn = generator.get_state()
+        for batch, (x, y) in enumerate(dataset.batches(batch_size, generator)):
+            if epoch == first_epoch and batch < done:
+                continue
             start = time.perf_counter()
             optimizer.zero_grad()
             loss = loss_function(model(x), y)
@@ -130,6 +136,8 @@ def fit(
                 return record
             record.step_seconds.append(time.perf_counter() - start)
             record.losses.append(value)
+            if checkpoints is not None:
+                checkpoints.after_step(model, optimizer, record, epoch, batch + 1, drawn)
             on_step(Progress(len(record.losses), epochs * per_epoch, epoch, value))
         record.epoch_losses.append(sum(record.losses[-per_epoch:]) / per_epoch)
     return record
@@ -183,6 +191,7 @@ def train(
     *,
     data_dir: Path | None = None,
     on_step: Callable[[Progress], None] = lambda _: None,
+    checkpoints: Checkpoints | None = None,
 ) -> RunResult:
     """Trains as `config` says, on `dataset` in place of the named one if it is given."""
     if dataset is None:
@@ -200,6 +209,7 @@ def train(
             batch_size=config.batch_size,
             generator=generator,
             on_step=on_step,
+            checkpoints=checkpoints,
         )
     train_loss, _ = evaluate(model, dataset.x_train, dataset.y_train)
     _, test_accuracy = evaluate(model, dataset.x_test, dataset.y_test)
