@@ -8,6 +8,7 @@ from ddpnopt.cli.baselines import baselines
 from ddpnopt.cli.bench import app as bench
 from ddpnopt.cli.compare import compare
 from ddpnopt.cli.data import data
+from ddpnopt.cli.report import report
 from ddpnopt.cli.train import train
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app.command()(compare)
 app.command()(train)
 app.command()(data)
 app.command()(baselines)
+app.command()(report)
 app.add_typer(bench, name="bench")
 
 __all__ = ["app"]
