@@ -81,7 +81,7 @@ class ValueFunction(Protocol):
         """sum_i g_u' V_h, without the stage cost."""
 
     def backward(self, stage: Problem, metric: Metric) -> Policy:
-        """Eq. 5 and 6 at one stage: store what the policy needs, then V_x and V_xx of the stage before."""
+        """Eq. 4 and 5 at one stage: store what the policy needs, then V_x and V_xx of the stage before."""
 
     @property
     def guarded_share(self) -> float:
