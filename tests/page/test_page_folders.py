@@ -126,6 +126,13 @@ def test_numbers_without_a_place_in_json_become_gaps() -> None:
     assert line["y"] == [1.0, None, None]
 
 
+def test_one_seed_has_no_spread_rather_than_one_of_nil() -> None:
+    lines = [
+        {"label": str(s), "x": [1, 2], "y": [1.0, 2.0], "spread": s} for s in ([0.0, 0.0], [math.nan, math.nan], 0.5)
+    ]
+    assert [line["spread"] for line in chart(lines)["panels"][0]["lines"]] == [None, None, [0.5, 0.5]]
+
+
 def test_axes_are_logarithmic_for_grids_of_rates_and_not_for_counts() -> None:
     def log_x(x: list[float]) -> bool:
         return bool(chart([{"label": "a", "x": x, "y": [1.0] * len(x)}])["panels"][0]["logX"])

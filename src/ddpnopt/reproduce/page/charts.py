@@ -44,11 +44,12 @@ def _line(each: Mapping[str, Any], position: int) -> dict[str, Any]:
         spread = [spread] * len(xs)
     if spread is not None and (not isinstance(spread, list) or len(spread) not in (0, len(xs))):
         raise ValueError(f"spread of series {label!r} must have one number for each x")
+    deviations = [_rounded(_number(s, label)) for s in spread or []]
     return {
         "label": label,
         "x": [x if isinstance(x, str) else _number(x, label) for x in xs],
-        "y": [_number(y, label) for y in ys],
-        "spread": [_number(s, label) for s in spread] if spread else None,
+        "y": [_rounded(_number(y, label)) for y in ys],
+        "spread": deviations if any(deviations) else None,  # of one seed there is none, rather than nil
     }
 
 
@@ -79,6 +80,11 @@ def _number(value: Any, label: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _rounded(value: float | None) -> float | None:
+    """As many digits as the page can show: curves of thousands of steps stay small."""
+    return None if value is None else float(f"{value:.5g}")
+
+
 def _is_wide(values: Sequence[float]) -> bool:
     return bool(values) and min(values) > 0 and max(values) / min(values) >= WIDE
 
@@ -100,7 +106,7 @@ def _colours(labels: Any) -> dict[str, str]:
         if label in found:
             continue
         key = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
-        own = COLOURS.get(key) or (OURS if key in ("ddpnopt-model", "ddpnopt-default") else None)
+        own = COLOURS.get(key) or (OURS if key.startswith("ddpnopt") else None)
         if own is None or own in found.values():
             free = [colour for colour in PALETTE if colour not in found.values()]
             own = free[0] if free else PALETTE[len(found) % len(PALETTE)]
