@@ -2,11 +2,15 @@
 
 A comment `<!-- needs: a, b -->` above a block names modules that it needs beyond the package; `<!-- python … -->` is
 code that runs like a block but is not shown, for a page that leaves out what its reader has anyway.
+
+As a script it runs one page, in a process of its own: frameworks leave their mark on the one they are imported in.
 """
 
 from __future__ import annotations
 
 import re
+import sys
+import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,3 +62,20 @@ def _is_there(name: str) -> bool:
         return find_spec(name) is not None
     except ModuleNotFoundError:
         return False
+
+
+def run_page(page: Path) -> list[str]:
+    """Runs what can be run, from top to bottom in one scope; the modules that some blocks lacked."""
+    scope: dict[str, object] = {"__name__": "__page__"}
+    left_out: list[str] = []
+    for block in blocks(page):
+        if block.missing:
+            left_out += block.missing
+        else:
+            block.run(scope)
+    return list(dict.fromkeys(left_out))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    print("left out:", *run_page(Path(sys.argv[1])))

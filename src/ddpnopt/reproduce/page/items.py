@@ -41,18 +41,11 @@ class ShownPicture:
 
 
 @dataclass(frozen=True)
-class ShownItem:
-    """One item of the paper as the page shows it."""
+class Named:
+    """What every item has, run or not."""
 
     name: str
     title: str
-    where: str
-    quick: bool
-    claims: Sequence[Claim]
-    tables: Sequence[ShownTable]
-    pictures: Sequence[ShownPicture]
-    notes: Sequence[str]
-    machine: Sequence[tuple[str, str]]
 
     @property
     def anchor(self) -> str:
@@ -64,20 +57,23 @@ class ShownItem:
 
 
 @dataclass(frozen=True)
-class MissingItem:
+class ShownItem(Named):
+    """One item of the paper as the page shows it."""
+
+    where: str
+    quick: bool
+    claims: Sequence[Claim]
+    tables: Sequence[ShownTable]
+    pictures: Sequence[ShownPicture]
+    notes: Sequence[str]
+    machine: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class MissingItem(Named):
     """An item without a result: never run, or not to its end."""
 
-    name: str
-    title: str
     started: bool
-
-    @property
-    def anchor(self) -> str:
-        return anchor(self.name)
-
-    @property
-    def command(self) -> str:
-        return command(self.name)
 
 
 def command(name: str) -> str:
