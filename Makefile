@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: run test lint types unit format clean setup
+.PHONY: run test lint types unit docs format clean setup
 
 run: setup            ## DDPNOpt beside SGD, RMSprop and Adam on DIGITS: a table and a picture
 	$(BIN)/ddpnopt compare digits --out results/compare
@@ -22,6 +22,9 @@ types: setup
 unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 
+docs: setup           ## the site, in site/; the tests build it, too
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -34,4 +37,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

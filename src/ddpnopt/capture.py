@@ -211,8 +211,11 @@ class Capture:
     def _after(self, unit: Unit, module: nn.Module, args: tuple[Any, ...], h: Tensor | None) -> Any:
         if Capture._replays:
             return None if self._replay is None else self._replay.after(unit, h)
-        self._want_grads()
         recording = self._running
+        recomputed = recording is None and bool(self._without_grad)  # by activation checkpointing
+        self._want_grads()
+        if recomputed and h is not None and not h.requires_grad:
+            return _Source.apply(h, self._anchor)  # type: ignore[no-untyped-call]
         if h is None or recording is None or not recording.stages or recording.stages[-1].unit is not unit:
             return None
         stage = recording.stages[-1]

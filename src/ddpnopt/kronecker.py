@@ -1,4 +1,4 @@
-"""Kronecker-factored curvatures: M ~ E[x~ x~'] (x) E[V_h V_h'] (eq. 10 and Table 2).
+"""Kronecker-factored curvatures: M ~ E[x~ x~'] (x) E[V_h V_h'] (eq. 15 and Table 2).
 
 With places P (pixels, tokens) the input factor is averaged and the output factor summed over them, as in KFC (Grosse
 and Martens 2016); which of the two takes the average does not matter for the product nor for the damping below.

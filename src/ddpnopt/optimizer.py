@@ -51,7 +51,7 @@ CURVATURES: dict[str, Callable[[], Curvature]] = {
 class DDPNOpt(HookedOptimizer):
     """Differential dynamic programming for neural networks.
 
-    Use it like any other optimizer, but hand it the model instead of its parameters::
+    Use it like any other optimizer, but hand it the model instead of its parameters:
 
         opt = DDPNOpt(model)
         for x, y in loader:

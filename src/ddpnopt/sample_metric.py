@@ -44,7 +44,7 @@ def output_metric(layer: Layer, x: Tensor, metric: Metric) -> Tensor:
 
 
 def mixed_terms(layer: Layer, x: Tensor, V_h: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
-    """With E = V_h . g_ux (eq. 29): g_u M^-1 E (B, n_h, n_x) and E' M^-1 E (B, n_x, n_x)."""
+    """With E = V_h . g_ux (eq. 27): g_u M^-1 E (B, n_h, n_x) and E' M^-1 E (B, n_x, n_x)."""
     if x.dim() == 2:
         return _mixed_linear(layer, x, V_h, metric)
     B, n = x.shape[0], x[0].numel()

@@ -8,6 +8,7 @@ from ddpnopt.cli.baselines import baselines
 from ddpnopt.cli.bench import app as bench
 from ddpnopt.cli.compare import compare
 from ddpnopt.cli.data import data
+from ddpnopt.cli.report import report
 from ddpnopt.cli.reproduce import reproduce
 from ddpnopt.cli.train import train
 
@@ -23,6 +24,7 @@ app.command()(train)
 app.command()(data)
 app.command()(baselines)
 app.command()(reproduce)
+app.command()(report)
 app.add_typer(bench, name="bench")
 
 __all__ = ["app"]

@@ -51,7 +51,7 @@ class Picture:
     caption: str
     figure: Figure
     series: Sequence[dict[str, Any]] = ()
-    """Lines or bars as `{"panel", "label", "x", "y", "spread"}`."""
+    """Lines or bars as `{"panel", "label", "x", "y", "spread"}`, and `"x_label"`, `"y_label"` where there is one."""
 
 
 @dataclass(frozen=True, eq=False)

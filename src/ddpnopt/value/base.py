@@ -96,7 +96,7 @@ class ValueFunction(Protocol):
         """This stage comes next: what must be fetched from other processes may set out."""
 
     def backward(self, stage: Problem, metric: Metric) -> Policy:
-        """Eq. 5 and 6 at one stage: store what the policy needs, then V_x and V_xx of the stage before."""
+        """Eq. 4 and 5 at one stage: store what the policy needs, then V_x and V_xx of the stage before."""
 
     @property
     def guarded_share(self) -> float:

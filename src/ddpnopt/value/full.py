@@ -1,4 +1,4 @@
-"""The paper's form for feedforward networks: V_x and V_xx of each sample, Algorithm 3 with eq. 8.
+"""The paper's form for feedforward networks: V_x and V_xx of each sample, Algorithm 3 with eq. 12.
 
 With N = eta g_u M^-1 g_u' (an n_h x n_h matrix, diagonal for a linear layer with diagonal M) neither Q_ux nor K is
 ever formed:
@@ -9,7 +9,7 @@ ever formed:
 
 The guard keeps the stage's own Gauss-Newton term in Q_uu for all that concerns feedback: in the recursion the bracket
 V_hh - V_hh N V_hh becomes C = (I + V_hh N)^-1 V_hh, and in K V_hh becomes C, too. k is left as it is, so that without
-feedback the base optimizer remains. Second order (eq. 28) adds V_x . sigma_hh to V_hh and V_h . g_ux to Q_ux.
+feedback the base optimizer remains. Second order (eq. 26) adds V_x . sigma_hh to V_hh and V_h . g_ux to Q_ux.
 """
 
 from __future__ import annotations
