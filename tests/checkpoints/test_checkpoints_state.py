@@ -24,7 +24,7 @@ from ddpnopt.experiments.training import RunConfig, train
 RUN = RunConfig("ddpnopt", "wine", epochs=2, batch_size=16)
 
 
-class Stopped(Exception):
+class Stopped(Exception):  # noqa: N818 (it stops a run, as one wishes)
     pass
 
 

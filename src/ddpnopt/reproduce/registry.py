@@ -5,17 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpnopt.experiments.errors import UnknownNameError
-from ddpnopt.reproduce import best_tuned, dynamics, grid, ours, table3
+from ddpnopt.reproduce import (
+    best_tuned,
+    complexity,
+    dynamics,
+    grid,
+    ours,
+    policy,
+    runtime,
+    spectrum,
+    table3,
+    toy,
+    vanishing,
+)
 from ddpnopt.reproduce.item import Item
 
 ITEMS = {
     each.name: each
     for each in (
+        toy.ITEM,
         table3.ITEM,
+        complexity.ITEM,
+        runtime.ITEM,
         grid.GRID_ITEM,
         dynamics.ITEM,
+        policy.ITEM,
+        vanishing.ITEM,
         grid.ADAM_ITEM,
         best_tuned.ITEM,
+        spectrum.ITEM,
         ours.ITEM,
     )
 }
