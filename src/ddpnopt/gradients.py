@@ -20,7 +20,17 @@ SAMPLES = 128  # taken together in an update
 CHUNK = 2**24  # numbers held at once where a Gram matrix goes through explicit gradients
 
 
-class SampleGradients(Protocol):
+class Sums(Protocol):
+    """Weighted sums of vectors in a layer's parameter space."""
+
+    def combine(self, w: Tensor) -> Parts:
+        """P_u w = sum_i w_i p_u[i]."""
+
+    def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
+        """u <- u + alpha P_u w, without writing the sum out where that can be avoided."""
+
+
+class SampleGradients(Sums, Protocol):
     """P_u of one layer: B vectors in its parameter space."""
 
     def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
@@ -28,12 +38,6 @@ class SampleGradients(Protocol):
 
     def gram(self, metric: Metric, other: Any = None) -> Tensor:
         """K = P_u' M^-1 P_u: (B, B), or with other samples' gradients of the same form on the right: (B, B')."""
-
-    def combine(self, w: Tensor) -> Parts:
-        """P_u w = sum_i w_i p_u[i]."""
-
-    def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
-        """u <- u + alpha P_u w, without writing the sum out where that can be avoided."""
 
 
 class RankOne:

@@ -16,7 +16,8 @@ from ddpnopt.loss import Loss, recognise
 from ddpnopt.parallel import ALONE, Peers
 from ddpnopt.recording import Recording
 from ddpnopt.segment import Pullback, Segment
-from ddpnopt.value import Batch, Displacement, Factored, Full, Outer, ValueFunction
+from ddpnopt.value import Batch, Blocks, Displacement, Factored, Full, Outer, ValueFunction
+from ddpnopt.value.blocks import LARGEST
 
 VALUES = ("batch", "outer", "full")
 Columns = tuple[list[list[Tensor]], list[list[Tensor | None]]]
@@ -75,7 +76,7 @@ class Method:
             L = self._lambda(recording, p_h[0][-1], peers)
             if self.value == "outer":
                 return (p_h, p_x), Outer(L, along_gradient=True, guard=self.guard, displacement=displacement)
-            return (p_h, p_x), Batch(L, torch.full_like(L, relax), displacement, peers=peers)
+            return (p_h, p_x), _joint(L, torch.full_like(L, relax), displacement, 1, peers)
         k, z, _ = single_output(recording)
         F = forms.factor(self.terminal, z, self.mean) * self.share(recording, peers) ** 0.5  # (R, B, n)
         pulled_h, pulled_x = pull_back(capture, recording, k, F.reshape(len(F), *z.shape))
@@ -91,7 +92,7 @@ class Method:
         # the gradient itself is a column without curvature
         L = torch.cat([torch.zeros_like(ones), ones.repeat(len(F))])
         v = torch.cat([relax * ones, torch.zeros_like(ones).repeat(len(F))])
-        return columns, Batch(L, v, displacement, columns=1 + len(F), peers=peers)
+        return columns, _joint(L, v, displacement, 1 + len(F), peers)
 
     def _lambda(self, recording: Recording, q: Tensor, peers: Peers) -> Tensor:
         """Curvature along the gradient: (B,)."""
@@ -139,6 +140,13 @@ class Method:
         if self.along_gradient:
             return self._lambda(recording, q, peers).sqrt()[:, None, None] * q.flatten(1)[:, None]
         return forms.factor(self.terminal, z, self.mean).transpose(0, 1) * self.share(recording, peers) ** 0.5
+
+
+def _joint(L: Tensor, v: Tensor, displacement: Displacement, columns: int, peers: Peers) -> Batch | Blocks:
+    """The joint form, for a large batch in blocks; shared with others it is coupled as a whole, whatever its size."""
+    if peers.alone and len(L) // columns > LARGEST:
+        return Blocks(L, v, displacement, columns)
+    return Batch(L, v, displacement, columns, peers)
 
 
 def outputs_with_gradient(recording: Recording) -> list[tuple[int, Tensor, Tensor]]:

@@ -31,7 +31,7 @@ from ddpnopt.saved import KEY, check_header, header
 from ddpnopt.scaling import Average, followed, scale
 from ddpnopt.sweep import Log, Stage, backward_pass, descend, forward_pass, predicted_change
 from ddpnopt.units import find_units
-from ddpnopt.value import Batch, Displacement, Problem, ValueFunction
+from ddpnopt.value import Batch, Blocks, Displacement, Problem, ValueFunction
 
 DEFAULT_LR = 3.0  # of value="batch": 1 / damping. Found over six tasks, see docs/method.md
 DEFAULT_RELAX = 0.7
@@ -346,7 +346,7 @@ class DDPNOpt(HookedOptimizer):
             again = partial(replay, self._capture, recording) if self.closed_loop else None
             return forward_pass(stages, policies, self.curvature, again, displacement, log, once=once)
 
-        if isinstance(value, Batch) and self.closed_loop:
+        if isinstance(value, Batch | Blocks) and self.closed_loop:
             outputs = self._trusted(recording, value, old, forward, peers)
         else:
             outputs = forward()
@@ -357,7 +357,7 @@ class DDPNOpt(HookedOptimizer):
     def _trusted(
         self,
         recording: Recording,
-        value: Batch,
+        value: Batch | Blocks,
         old: dict[nn.Parameter, Tensor],
         forward: Callable[[], Any],
         peers: Peers,

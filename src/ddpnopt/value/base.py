@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ddpnopt.gradients import SampleGradients, sample_gradients
+from ddpnopt.gradients import SampleGradients, Sums, sample_gradients
 from ddpnopt.layers import Layer, Parts, per_sample_dot
 from ddpnopt.metric import Metric
 from ddpnopt.parallel import ALONE, Peers
@@ -53,7 +53,7 @@ class Direction:
     """d = l_u + sum over the batch of g_u' V_h + Q_ux dx: the sum of our samples written out, or as their weights w."""
 
     summed: Parts | None = None
-    gradients: SampleGradients | None = None
+    gradients: Sums | None = None
     w: Tensor | None = None
     l_u: Parts | None = None
     peers: Peers = ALONE

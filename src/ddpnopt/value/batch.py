@@ -21,12 +21,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ddpnopt.gradients import SampleGradients
 from ddpnopt.layers import Parts, per_sample_dot, scale_samples
 from ddpnopt.metric import Metric
 from ddpnopt.parallel import ALONE, Peers
 from ddpnopt.value.base import Direction, Displacement, Policy, Problem
 from ddpnopt.value.coupling import Coupling
 
+Solver = Callable[[Tensor | None], Tensor]
+"""From c_t, None for zero, to the weights of the columns."""
 FLOOR = 0.03  # least damping, relative to the mean diagonal of what is damped
 
 
@@ -73,6 +76,18 @@ class Batch:
         self._coupling = Coupling(stage)
 
     def backward(self, stage: Problem, metric: Metric) -> Policy:
+        gradients, solve = self.couple(stage, metric)
+
+        def policy(x_hat: Tensor | None) -> Direction:
+            c = self.displacement.at(stage, x_hat)
+            if c is not None:
+                c = self.peers.gather(c.double(), self.columns)
+            return Direction(None, gradients, self._mine(solve(c)), stage.l_u, stage.peers)
+
+        return policy
+
+    def couple(self, stage: Problem, metric: Metric) -> tuple[SampleGradients, Solver]:
+        """Bring S to this stage; our samples' gradients, and the solver of their weights in the update."""
         coupling, self._coupling = self._coupling or Coupling(stage), None
         dots = None
         if stage.l_u is not None:
@@ -82,7 +97,6 @@ class Batch:
         S = self.S = self.S.add(K, alpha=stage.eta)
         if dots is not None:
             self.m = self.m + stage.eta * dots.double()
-        gradients = coupling.own
         m, root, kept = self.m, self.root, self.kept  # by name: a closure over self would keep all of it alive
         cholesky = factorise((root[:, None] * S).mul_(root))
         base = self.target - root * (S @ kept)
@@ -93,15 +107,7 @@ class Batch:
             return fraction * kept + root * y
 
         self._v = lambda: weights(-m, 1.0)
-
-        def policy(x_hat: Tensor | None) -> Direction:
-            c = self.displacement.at(stage, x_hat)
-            if c is not None:
-                c = self.peers.gather(c.double(), self.columns)
-            w = weights(-m if c is None else c - m, self.fraction)
-            return Direction(None, gradients, self._mine(w), stage.l_u, stage.peers)
-
-        return policy
+        return coupling.own, lambda c: weights(-m if c is None else c - m, self.fraction)
 
     @property
     def guarded_share(self) -> float:
