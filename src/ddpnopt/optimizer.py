@@ -29,7 +29,7 @@ from ddpnopt.recording import Stage as Captured
 from ddpnopt.report import Report
 from ddpnopt.scaling import Average, followed, scale
 from ddpnopt.sweep import Log, Stage, backward_pass, descend, forward_pass, predicted_change
-from ddpnopt.units import find_units
+from ddpnopt.units import check_devices, find_units
 from ddpnopt.value import Batch, Displacement, Problem, ValueFunction
 
 DEFAULT_LR = 3.0  # of value="batch": 1 / damping. Found over six tasks, see docs/method.md
@@ -153,6 +153,7 @@ class DDPNOpt(HookedOptimizer):
         chosen = [p for p in model.parameters() if p.requires_grad] if params is None else list(params)
         if not chosen:
             raise ModelError("The model has no trainable parameters.")
+        check_devices(model)
         super().__init__(
             chosen, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "open_loop_lr": open_loop_lr}
         )
