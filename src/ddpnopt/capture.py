@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import checkpoint
 
 from ddpnopt.errors import ModelError, StepError
 from ddpnopt.parallel import wrapper_at_work
@@ -72,6 +73,7 @@ class _Hook:
     def __init__(self, capture: Capture, method: str, unit: Unit | None) -> None:
         self.capture, self.method, self.unit = weakref.ref(capture), method, unit
 
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # torch.compile runs hooks as they are, between its graphs
     def __call__(self, *args: Any) -> Any:
         capture = self.capture()
         return None if capture is None else getattr(capture, self.method)(self.unit, *args)
@@ -91,6 +93,17 @@ def _no_hook() -> Callable[..., None]:
     return _nothing
 
 
+def _transformed() -> bool:
+    """Whether a transform of torch.func (vmap, grad, …) is at work: its passes are none of a training step."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _checkpointed() -> bool:
+    """Whether activation checkpointing is at work, which runs a block again in the backward pass."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and getattr(hooks[0], "__module__", "") == checkpoint.__module__
+
+
 class Capture:
     """Hooks on a model, the recording that they make, and its replays."""
 
@@ -103,6 +116,7 @@ class Capture:
         self.enabled = True
         self.keep_outputs = True  # h itself until its gradient arrives: the ledger wants <p_h, h>
         self._without_grad: list[nn.Parameter] = []  # whose weight gradient is being skipped right now
+        self._skipped: set[str] = set()  # layers that have run in a recorded pass without their weight gradient
         self.seen_forward = False
         self._arrived: list[Recording] = []  # one entry for each backward pass since the last step
         self._anchor = torch.empty(0, requires_grad=True)
@@ -130,7 +144,7 @@ class Capture:
     # -- the user's forward pass -------------------------------------------------------------------------------------
 
     def _begin(self, _: None, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if Capture._replays or not self.enabled or not torch.is_grad_enabled():
+        if Capture._replays or not self.enabled or not torch.is_grad_enabled() or _transformed():
             return
         self.wrapper = wrapper_at_work()
         self._want_grads()  # an interrupt in the middle of a layer may have left some off
@@ -183,12 +197,12 @@ class Capture:
             x = self._replay.before(unit, x) if self._replay is not None else None
             return None if x is None else ((x,), {})
         recording = self._running
-        if not torch.is_grad_enabled() or Capture._owner[module]() is not self:
+        if not torch.is_grad_enabled() or Capture._owner[module]() is not self or _transformed():
             return None
-        if not unit.parameters[0].requires_grad:
-            return None
+        if not unit.parameters[0].requires_grad or unit.parameters[0] is not unit.weight:
+            return None  # frozen, or other weights in its place (functional_call)
         if recording is None:
-            if torch._C._current_graph_task_id() != -1:
+            if torch._C._current_graph_task_id() != -1 and unit.name in self._skipped:
                 self._skip_grads(unit)  # activation checkpointing runs the layer again and expects the same graph
             return None
         if unit.name in recording.names:
@@ -198,10 +212,12 @@ class Capture:
             )
         recording.names.add(unit.name)
         unit.refresh()
-        stage = Stage(unit, x.detach(), x._version)
+        stage = Stage(unit, x.detach(), x._version, recomputed=_checkpointed())
         recording.stages.append(stage)
         self._skip_grads(unit)
         stage.skipped = bool(self._without_grad)
+        if stage.skipped:
+            self._skipped.add(unit.name)
         if not x.requires_grad:
             return None
         alias = x.view_as(x)  # so that the gradient through this layer can be told from that of other readers of x

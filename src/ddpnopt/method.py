@@ -104,6 +104,12 @@ class Method:
         return q.new_full((len(q),), float(peers.batch(len(q))) if joint else 1.0)
 
     def _full(self, capture: Capture, recording: Recording, chain: bool, peers: Peers) -> Full | Factored:
+        for stage in recording.stages:
+            if stage.recomputed:
+                raise ModelError(
+                    f"value='full' needs a graph that is cut at each layer, but layer '{stage.name}' is run again in "
+                    "the backward pass by activation checkpointing: use value='batch' or 'outer', or do not checkpoint."
+                )
         cut = probes(capture, recording)
         t = None if chain else cut[0].off_chain(recording)
         if t is not None:

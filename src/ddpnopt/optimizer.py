@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -28,9 +27,9 @@ from ddpnopt.recording import Recording
 from ddpnopt.recording import Stage as Captured
 from ddpnopt.report import Report
 from ddpnopt.saved import KEY, check_header, header
-from ddpnopt.scaling import Average, followed, scale
+from ddpnopt.settling import Settling, settle
 from ddpnopt.sweep import Log, Stage, backward_pass, descend, forward_pass, predicted_change
-from ddpnopt.units import find_units
+from ddpnopt.units import check_devices, find_units
 from ddpnopt.value import Batch, Blocks, Displacement, Problem, ValueFunction
 
 DEFAULT_LR = 3.0  # of value="batch": 1 / damping. Found over six tasks, see docs/method.md
@@ -154,6 +153,7 @@ class DDPNOpt(HookedOptimizer):
         chosen = [p for p in model.parameters() if p.requires_grad] if params is None else list(params)
         if not chosen:
             raise ModelError("The model has no trainable parameters.")
+        check_devices(model)
         super().__init__(
             chosen, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "open_loop_lr": open_loop_lr}
         )
@@ -232,7 +232,7 @@ class DDPNOpt(HookedOptimizer):
                 return
             peers = met
         if recording is not None:
-            self._settle(recording, captured, peers)
+            settle(recording, captured, peers, self._settling())
         if isinstance(peers, Together):
             rest = share_gradients(peers, self._all_but(mine if self.feedback else set()), mean=self.method.mean)
             rest = [p for p in rest if p not in mine]
@@ -269,49 +269,19 @@ class DDPNOpt(HookedOptimizer):
             self._group.averaged = True
         return self._group
 
+    def _settling(self) -> Settling:
+        unscaled = hasattr(self, "found_inf") and getattr(self, "grad_scale", None) is None
+        weight_grads = not self._capture.skip_weight_grads
+        return Settling(self.method, self.feedback, weight_grads, unscaled, self.diagnostics)
+
     def _all_but(self, some: set[nn.Parameter]) -> list[nn.Parameter]:
         return [p for group in self.param_groups for p in group["params"] if p not in some]
-
-    def _settle(self, recording: Recording, captured: list[Captured], peers: Peers) -> None:
-        """Bring the slopes to the scale of the whole batch's loss, and find what the loss has on the weights."""
-        together = peers if isinstance(peers, Together) else None
-        average: Average = list
-        if together is not None and together.group.averaged:
-            average = together.average
-        unscaled = hasattr(self, "found_inf") and getattr(self, "grad_scale", None) is None  # by the user, .grad alone
-        if captured and not self._capture.skip_weight_grads and (self.feedback or unscaled):
-            self._follow(recording, unscaled, average)
-        share = self.method.share(recording, peers)
-        if self.feedback:
-            for stage in captured:
-                stage.extra = penalty(stage, average)
-                if together is not None and together.extra:
-                    extra = stage.extra or [torch.zeros_like(p) for p in stage.unit.parameters]
-                    stage.extra = together.sum([e * share for e in extra])
-        if share != 1.0:
-            if self.method.looks_at_losses or self.diagnostics:
-                found = losses(recording, self.method.mean)  # as the user's own, before they become shares
-                recording.losses = [(z, replace(loss, weight=loss.weight * share)) for z, loss in found]
-            scale(recording, share)
 
     def _overflowed(self) -> None:
         group = self._find_group()
         if group is not None:
             group.begin(self._device, OVERFLOWN)
         self.report.skipped += 1
-
-    @staticmethod
-    def _follow(recording: Recording, unscaled: bool, average: Average) -> None:
-        """Where `.grad` was unscaled or clipped since the backward pass, so are the slopes."""
-        factor = followed(recording, average)
-        if factor is not None and factor != 1.0:
-            scale(recording, factor)
-        elif factor is None and unscaled:
-            raise StepError(
-                "scaler.unscale_() was called, but .grad is no longer the gradient of the layers times one number, so "
-                "that the loss scale cannot be told: clip by the norm of all gradients (clip_grad_norm_), and set "
-                "weight_decay instead of a penalty in the loss."
-            )
 
     def _take_back(self, old: dict[nn.Parameter, Tensor], states: dict[Any, dict[str, Any]]) -> None:
         for p, weight in old.items():

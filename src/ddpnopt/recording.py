@@ -24,6 +24,7 @@ class Stage:
     x_version: int  # of x when the layer ran
     skipped: bool = False  # whether autograd leaves out the gradients of the layer's parameters
     h_shape: tuple[int, ...] = ()
+    recomputed: bool = False  # whether it ran under activation checkpointing
     p_h: Tensor | None = None  # gradient of the batch loss at the output
     p_x: Tensor | None = None  # gradient at the input through this layer alone; None where x is constant
     p_h_dot_h: Tensor | None = None  # <p_h, h> of each sample, for the ledger; None if h was overwritten

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from ddpnopt.errors import ModelError, OptionError
@@ -51,6 +52,9 @@ class Unit:
     module: nn.Module
     layer: Layer
 
+    def __post_init__(self) -> None:
+        self.weight = self.module._parameters["weight"]  # functional_call may put another in its place for a while
+
     @property
     def parameters(self) -> list[nn.Parameter]:
         p = self.module._parameters
@@ -87,3 +91,16 @@ def find_units(model: nn.Module, mine: set[nn.Parameter], exclude: frozenset[str
             "a trainable weight of its own (not shared, not parametrised, not excluded)."
         )
     return units
+
+
+def check_devices(model: nn.Module) -> None:
+    """Complain about a model whose parts lie on different devices."""
+    first: tuple[str, torch.device] | None = None
+    for name, p in model.named_parameters():
+        first = first or (name, p.device)
+        if p.device != first[1]:
+            raise ModelError(
+                f"The model is on more than one device ('{first[0]}' on {first[1]}, '{name}' on {p.device}): DDPNOpt "
+                "couples all layers in one step and needs them on one. Use several processes, each with the whole "
+                "model on its own device (data_parallel=True)."
+            )
