@@ -21,7 +21,9 @@ SCALE = LinearSegmentedColormap.from_list("difference", ["#b2382a", "#f3b9a6", "
 
 def draw(found: Sequence[Cells], measures: Sequence[str]) -> Figure:
     with style.style():
-        made, axes = style.figure(len(found), len(measures), width=3.9, height=2.7)
+        # a single curvature has its measures side by side
+        shape = (len(found), len(measures)) if len(found) > 1 else (len(measures), 1)
+        made, axes = style.figure(*shape, width=3.9, height=2.7)
         panels = iter(axes)
         for measure in measures:
             for each in found:
