@@ -23,6 +23,13 @@ from ddpnopt.reproduce.wording import caption, finish
 
 WHAT = ("batch", "width", "depth")
 VANILLA = Form("vanilla-ddp", "vanilla DDP", VanillaDDP)
+COLOURS = {
+    "Adam": style.COLOURS["adam"],
+    "DDPNOpt": style.COLOURS["ddpnopt"],
+    "DDPNOpt(model)": style.COLOURS["ddpnopt-kfac"],
+    "DDPNOpt, value='full'": style.COLOURS["ddpnopt-adam"],
+    "vanilla DDP": style.COLOURS["sgd-m"],
+}
 TOLERANCE = 0.35
 """On an exponent: fixed costs bend the lines, and so does the cache."""
 
@@ -199,9 +206,7 @@ def draw(found: Sequence[Measured], words: str) -> Figure:
 
 def _panel(axes: Axes, what: str, memory: bool, found: Sequence[Measured]) -> None:
     for each in found:
-        colour = {"DDPNOpt": style.COLOURS["ddpnopt-sgd"], "DDPNOpt(model)": style.COLOURS["ddpnopt"]}.get(
-            each.row.label, style.colour(each.row.form.name, 3 + len(each.row.label))
-        )
+        colour = COLOURS[each.row.label]
         label = f"{each.row.label} ({each.exponent(what, memory):.1f})"
         axes.plot(each.sizes(what), each.values(what, memory), color=colour, marker="o", markersize=3.5, label=label)
     sizes = max((each.sizes(what) for each in found), key=len)
@@ -211,6 +216,8 @@ def _panel(axes: Axes, what: str, memory: bool, found: Sequence[Measured]) -> No
     axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0), numticks=8))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_locator(NullLocator())
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** 0.45)  # room for the legend above the lines
     axes.legend(loc="upper left", fontsize=7.5, handlelength=1.2)
 
 

@@ -36,12 +36,13 @@ def _through(module: nn.Module, x: Tensor) -> tuple[Undo, Tensor]:
     """The module's answer to x, and the way back that belongs to it."""
     shape = x.shape
     if isinstance(module, nn.MaxPool2d):
-        size, stride = module.kernel_size, module.stride
-        out, switches = F.max_pool2d(x, size, stride, module.padding, return_indices=True)
-        return lambda y: F.max_unpool2d(y, switches, size, stride, module.padding, list(shape)), out
+        size, stride, padding = (_pair(each) for each in (module.kernel_size, module.stride, module.padding))
+        out, switches = F.max_pool2d(x, size, stride, padding, return_indices=True)
+        return lambda y: F.max_unpool2d(y, switches, size, stride, padding, list(shape)), out
     out = module(x)
-    if isinstance(module, nn.Conv2d):
-        return lambda y: F.conv_transpose2d(y, module.weight, None, module.stride, module.padding), out
+    if isinstance(module, nn.Conv2d) and not isinstance(module.padding, str):
+        padding = _pair(module.padding)
+        return lambda y: F.conv_transpose2d(y, module.weight, None, module.stride, padding), out
     if isinstance(module, nn.Linear):
         return lambda y: y @ module.weight, out
     if isinstance(module, nn.ReLU):
@@ -49,3 +50,7 @@ def _through(module: nn.Module, x: Tensor) -> tuple[Undo, Tensor]:
     if isinstance(module, nn.Flatten):
         return lambda y: y.reshape(shape), out
     raise ModelError(f"project_back knows no way back through {type(module).__name__}.")
+
+
+def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (value, value) if isinstance(value, int) else value

@@ -265,8 +265,8 @@ def draw(shown: Sequence[Sequence[Response]], means: Tensor, words: str) -> Figu
                 where = axes[row * len(shown) + column]
                 signed = row > 0
                 limit = float(picture.abs().quantile(0.995)) or 1.0
-                limits = {"vmin": -limit, "vmax": limit} if signed else {}
-                where.imshow(np.asarray(picture), cmap="RdBu_r" if signed else "Greys", **limits)
+                low, high = (-limit, limit) if signed else (None, None)
+                where.imshow(np.asarray(picture), cmap="RdBu_r" if signed else "Greys", vmin=low, vmax=high)
                 where.set_xticks([])
                 where.set_yticks([])
                 where.grid(visible=False)

@@ -30,7 +30,7 @@ GD, DDP = style.COLOURS["adam"], style.COLOURS["ddpnopt"]
 LAYERS = 4
 LRS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 SHOWN_LR = 0.8
-NETWORKS, QUICK_NETWORKS = 100, 16
+NETWORKS, QUICK_NETWORKS = 60, 8
 AT = (-1.0, 1.2)
 """Where L is expanded: x_0, u_0."""
 DISPLACEMENTS = [round(0.1 * step, 1) for step in range(-12, 13)]
@@ -115,8 +115,8 @@ def one_step(seed: int, lr: float) -> Comparison:
     model, x, target = plane_network(seed)
     gd, ddp, second = (_stepped(model, x, target, lr, **options) for options in ({"feedback": False}, {}, {"order": 2}))
     steering = {order: _steering(model, new, x, target, lr, order) for order, new in ((1, ddp), (2, second))}
-    paths = (trajectory(each, x) for each in (model, gd, ddp))
-    return Comparison(*paths, target[0].double().numpy(), steering)
+    nominal, by_gd, by_ddp = (trajectory(each, x) for each in (model, gd, ddp))
+    return Comparison(nominal, by_gd, by_ddp, target[0].double().numpy(), steering)
 
 
 def _stepped(model: nn.Sequential, x: Tensor, target: Tensor, lr: float, **options: Any) -> nn.Sequential:
