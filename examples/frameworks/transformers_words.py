@@ -58,8 +58,9 @@ def main(epochs: int = 5, count: int = 1024, **arguments: Any) -> float:
     constant = torch.optim.lr_scheduler.LambdaLR(opt, lambda _: 1.0)
     with tempfile.TemporaryDirectory() as folder:
         settings = TrainingArguments(
-            folder, num_train_epochs=epochs, per_device_train_batch_size=32, max_grad_norm=0.0, report_to=[],
-            use_cpu=True, save_strategy="no", disable_tqdm=True, logging_strategy="no", **arguments,
+            folder, num_train_epochs=epochs, per_device_train_batch_size=32, report_to=[],
+            use_cpu=True, save_strategy="no", disable_tqdm=True, logging_strategy="no",
+            **{"max_grad_norm": 0.0, **arguments},
         )  # fmt: skip
         Trainer(
             model, settings, train_dataset=Words(count, 0), optimizers=(opt, constant), compute_loss_func=cross_entropy

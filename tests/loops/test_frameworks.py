@@ -34,6 +34,12 @@ def test_lightning_trains_through_its_closure() -> None:
     assert example("lightning_digits", "lightning").main(epochs=3, enable_progress_bar=False) > 90
 
 
+def test_lightning_with_clipped_gradients_trains_all_the_same() -> None:
+    """Layers with feedback do not use `.grad`, so a threshold that would stop SGD leaves their steps as they are."""
+    lightning_digits = example("lightning_digits", "lightning")
+    assert lightning_digits.main(epochs=3, enable_progress_bar=False, gradient_clip_val=1e-6) > 90
+
+
 def test_lightning_with_accumulated_batches_is_refused_or_trains() -> None:
     from ddpnopt import StepError
 
@@ -53,10 +59,11 @@ def test_accelerate_trains_prepared_and_in_mixed_precision(precision: str) -> No
     assert accelerate_digits.main(epochs=3, mixed_precision=precision) > 90
 
 
-def test_the_trainer_of_transformers_trains() -> None:
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1.0], ids=["without clipping", "with its default of clipping"])
+def test_the_trainer_of_transformers_trains(max_grad_norm: float) -> None:
     words = example("transformers_words", "transformers")
     pytest.importorskip("accelerate", reason="Trainer needs accelerate")
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state(reset_partial_state=True)
-    assert words.main(epochs=3, count=512) > 90
+    assert words.main(epochs=3, count=512, max_grad_norm=max_grad_norm) > 90
