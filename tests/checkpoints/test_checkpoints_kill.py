@@ -59,17 +59,17 @@ def begin(path: Path | None, result: Path) -> tuple[Any, Connection]:
 def test_killed_at_random_moments_a_run_ends_with_the_same_weights_bit_for_bit(tmp_path: Path) -> None:
     path, result = tmp_path / "run.pt", tmp_path / "result.pt"
     undisturbed, _steps = begin(None, tmp_path / "whole.pt")
-    undisturbed.join(120)
+    undisturbed.join(900)
     whole = torch.load(tmp_path / "whole.pt", weights_only=True)
     moment = random.Random(0)
     kills = 0
     while True:
         process, steps = begin(path, result)
         if kills < KILLS:
-            steps.poll(120)  # it has begun; from here any moment may be the last
+            steps.poll(900)  # it has begun; from here any moment may be the last
             time.sleep(moment.uniform(0, 0.08))
             os.kill(process.pid, signal.SIGKILL)
-        process.join(120)
+        process.join(900)
         told = last_step(steps)
         if process.exitcode == 0:
             break

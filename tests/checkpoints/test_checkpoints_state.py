@@ -24,16 +24,16 @@ from ddpnopt.experiments.training import RunConfig, train
 RUN = RunConfig("ddpnopt", "wine", epochs=2, batch_size=16)
 
 
-class Stopped(Exception):  # noqa: N818 (it stops a run, as one wishes)
+class StoppedError(Exception):
     pass
 
 
 def interrupted(config: RunConfig, path: Path, at: int) -> None:
     def on_step(now: Any) -> None:
         if now.step == at:
-            raise Stopped
+            raise StoppedError
 
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         train(config, checkpoints=Checkpoints(path, 1, asdict(config)), on_step=on_step)
 
 
@@ -63,7 +63,7 @@ def test_random_numbers_of_the_layers_resume_too(tmp_path: Path) -> None:
 
         def on_step(now: Any) -> None:
             if now.step == stop:
-                raise Stopped
+                raise StoppedError
 
         record = fit(
             model, opt, data, epochs=2, batch_size=16, generator=generator, on_step=on_step, checkpoints=checkpoints
@@ -72,7 +72,7 @@ def test_random_numbers_of_the_layers_resume_too(tmp_path: Path) -> None:
 
     weights, losses = run(None)
     checkpoints = Checkpoints(tmp_path / "run.pt", 3)
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         run(checkpoints, stop=8)
     again, other = run(checkpoints)
     assert other == losses

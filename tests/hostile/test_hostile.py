@@ -1,8 +1,8 @@
 """A hostile hour: hypothesis builds small networks of every kind that is supported and trains them.
 
-A few examples run with the other tests. The long mode, 1,000 examples and as many more as there are tests:
+A few examples run with the other tests. The long mode, 1,000 examples for each test:
 
-    DDPNOPT_HOSTILE=1000 pytest tests/hostile -n 2
+    DDPNOPT_HOSTILE=1000 pytest tests/hostile -n 2 --hypothesis-show-statistics
 
 It draws anew each time, and keeps what failed in `.hypothesis` for the next run.
 """
@@ -34,6 +34,7 @@ LONG = os.environ.get("DDPNOPT_HOSTILE")
 hostile = settings(
     max_examples=int(LONG or 12),
     deadline=None,
+    # no shrinking: the networks are small as drawn, and with dense oracles it takes minutes
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target],
     derandomize=not LONG,  # what lands is judged by the same examples each time
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],

@@ -1,0 +1,69 @@
+"""The examples for the frameworks train, each in small form; skipped where the framework is not installed."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
+
+
+@pytest.fixture(autouse=True)
+def _examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    for name in ("digits", *(p.stem for p in FOLDER.glob("*.py"))):
+        sys.modules.pop(name, None)
+
+
+def example(name: str, package: str) -> Any:
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'ddpnopt[frameworks]'")
+    return importlib.import_module(name)
+
+
+def test_skorch_trains_through_its_closure() -> None:
+    skorch_digits = example("skorch_digits", "skorch")
+    assert skorch_digits.main(epochs=3) > 90
+    assert skorch_digits.main(epochs=3, optimizer__value="outer", optimizer__lr=0.5) > 60  # options reach the optimizer
+
+
+def test_lightning_trains_through_its_closure() -> None:
+    assert example("lightning_digits", "lightning").main(epochs=3, enable_progress_bar=False) > 90
+
+
+def test_lightning_with_clipped_gradients_trains_all_the_same() -> None:
+    """Layers with feedback do not use `.grad`, so a threshold that would stop SGD leaves their steps as they are."""
+    lightning_digits = example("lightning_digits", "lightning")
+    assert lightning_digits.main(epochs=3, enable_progress_bar=False, gradient_clip_val=1e-6) > 90
+
+
+def test_lightning_with_accumulated_batches_is_refused_or_trains() -> None:
+    from ddpnopt import StepError
+
+    lightning_digits = example("lightning_digits", "lightning")
+    try:
+        assert lightning_digits.main(epochs=4, enable_progress_bar=False, accumulate_grad_batches=2) > 80
+    except StepError as refused:
+        assert "2 backward passes" in str(refused)  # noqa: PT017
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_accelerate_trains_prepared_and_in_mixed_precision(precision: str) -> None:
+    accelerate_digits = example("accelerate_digits", "accelerate")
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)  # one a process otherwise
+    assert accelerate_digits.main(epochs=3, mixed_precision=precision) > 90
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1.0], ids=["without clipping", "with its default of clipping"])
+def test_the_trainer_of_transformers_trains(max_grad_norm: float) -> None:
+    words = example("transformers_words", "transformers")
+    pytest.importorskip("accelerate", reason="Trainer needs accelerate")
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert words.main(epochs=3, count=512, max_grad_norm=max_grad_norm) > 90
