@@ -73,10 +73,16 @@ class _Hook:
     def __init__(self, capture: Capture, method: str, unit: Unit | None) -> None:
         self.capture, self.method, self.unit = weakref.ref(capture), method, unit
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]  # torch.compile runs hooks as they are, between its graphs
     def __call__(self, *args: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return self._between_graphs(*args)
         capture = self.capture()
         return None if capture is None else getattr(capture, self.method)(self.unit, *args)
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def _between_graphs(self, *args: Any) -> Any:
+        """torch.compile is not to trace what the hook does; this costs some microseconds, so only there."""
+        return self(*args)
 
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
         return _nothing
