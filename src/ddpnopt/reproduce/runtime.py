@@ -120,14 +120,14 @@ def run(context: Context) -> Result:
 
 
 def judge(costs: dict[str, list[Cost]]) -> list[Claim]:
-    times, told, memory = [], [], []
+    times, told, margins = [], [], []
     for setting in SETTINGS:
         found = {cost.form.name: cost for cost in costs[setting.network.label]}
         mine, adam = found[setting.ours], found["adam"]
         times.append(mine.milliseconds / adam.milliseconds)
         told.append(f"{setting.network.label} {times[-1]:.1f}")
         if "emsa" in found:
-            memory.append((setting.network.label, found["emsa"].milliseconds / mine.milliseconds))
+            margins.append((setting.network.label, found["emsa"].milliseconds / mine.milliseconds))
     digits = {cost.form.name: cost for cost in costs[SETTINGS[-1].network.label]}
     mine = digits[SETTINGS[-1].ours]
     claims = [
@@ -139,9 +139,9 @@ def judge(costs: dict[str, list[Cost]]) -> list[Claim]:
         ),
         Claim(
             "It outperforms E-MSA by a large margin.",
-            min(ratio for _, ratio in memory) >= LARGE_MARGIN,
+            min(ratio for _, ratio in margins) >= LARGE_MARGIN,
             "by a large margin",
-            "E-MSA takes " + ", ".join(f"{ratio:.0f} times as long ({label})" for label, ratio in memory),
+            "E-MSA takes " + ", ".join(f"{ratio:.0f} times as long ({label})" for label, ratio in margins),
         ),
     ]
     if "vanilla-ddp" in digits:

@@ -294,8 +294,10 @@ def _path_panel(axes: Axes, shown: Comparison) -> None:
         axes.plot(*path[-1], marker="o", markersize=7, color=colour)
     axes.plot(*shown.target, marker="*", markersize=14, color=style.INK, linestyle="none", label="target")
     axes.set(xlabel="first unit", ylabel="second unit", title="Path of the state, layer by layer")
-    axes.margins(0.15)
-    axes.legend(loc="best", fontsize=8, title="distance left", title_fontsize=8)
+    axes.margins(0.1)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.6 * (high - low))  # room for the legend above the paths
+    axes.legend(loc="upper right", fontsize=8, title="distance left", title_fontsize=8)
 
 
 def _distance_panel(axes: Axes, steps: dict[float, list[Comparison]]) -> None:
