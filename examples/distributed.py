@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpnopt import DDPNOpt
+from ddpnopt.checkpoint import save
 
 
 def batch(step: int, size: int) -> tuple[Tensor, Tensor]:
@@ -28,16 +29,6 @@ def batch(step: int, size: int) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(step)
     x = torch.randn(size, 2, generator=g)
     return x, x.norm(dim=1).mul(2).long().clamp_max(3)
-
-
-def save(path: Path, content: dict[str, object]) -> None:
-    """The file is the old one or the new one, never half of it."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def main() -> None:
