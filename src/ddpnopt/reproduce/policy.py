@@ -176,8 +176,8 @@ def run(context: Context) -> Result:
             "its sign, of the pattern with the mean image of the most probable other class less that of the own one, "
             "against the same "
             "for the patterns of other images of the class, whose most probable other class is another.",
-            "That measure was found on a network trained by Adam, after others: without the sign the relation was there "
-            "for the convolutions alone, on the image's own ink it was reversed.",
+            "That measure was found on a network trained by Adam, after others: without the sign the relation was "
+            "there for the convolutions alone, on the image's own ink it was reversed.",
             "K is that of the exact Hessian of cross-entropy. With the factor z z' of Proposition 2 K has rank one and "
             "its direction is the back-propagated gradient, whatever the curvature.",
             f"CNN trained by DDPNOpt with the Kronecker curvature, {effort.epochs} epoch(s) of {effort.n_train} images "

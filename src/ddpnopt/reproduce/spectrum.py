@@ -24,6 +24,7 @@ from ddpnopt import DDPNOpt
 from ddpnopt.baselines import MMCLoss, mmc_terminal
 from ddpnopt.experiments import style
 from ddpnopt.experiments.data import Dataset, gaussian_clusters
+from ddpnopt.experiments.errors import ExperimentError
 from ddpnopt.experiments.networks import build
 from ddpnopt.experiments.training import LossFunction, fit, one_thread_for_small
 from ddpnopt.method import Method
@@ -56,7 +57,7 @@ class Objective:
 
 OBJECTIVES = (
     Objective("cross-entropy", lambda _: F.cross_entropy, "cross_entropy", 0.4, lambda k: k - 1),
-    Objective("squared distance (MMC)", MMCLoss, mmc_terminal, 0.05, lambda k: k),
+    Objective("squared distance (MMC)", MMCLoss, mmc_terminal, 0.02, lambda k: k),
 )
 
 
@@ -116,7 +117,11 @@ def run_one(objective: Objective, classes: int, seed: int, effort: Effort) -> ND
     found = [eigenvalues(model, objective, dataset)]
     with one_thread_for_small(model):
         for _ in range(effort.epochs):
-            train()
+            if train().diverged:
+                raise ExperimentError(
+                    f"fig-spectrum: training on {classes} clusters with {objective.label} diverged (seed {seed}): take "
+                    "other seeds"
+                )
             found.append(eigenvalues(model, objective, dataset))
     return torch.stack(found).double().numpy()
 

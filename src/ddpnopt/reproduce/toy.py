@@ -296,7 +296,7 @@ def _path_panel(axes: Axes, shown: Comparison) -> None:
     axes.set(xlabel="first unit", ylabel="second unit", title="Path of the state, layer by layer")
     axes.margins(0.1)
     low, high = axes.get_ylim()
-    axes.set_ylim(low, high + 0.6 * (high - low))  # room for the legend above the paths
+    axes.set_ylim(low, high + 0.85 * (high - low))  # room for the legend above the paths
     axes.legend(loc="upper right", fontsize=8, title="distance left", title_fontsize=8)
 
 
