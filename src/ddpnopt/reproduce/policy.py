@@ -176,8 +176,11 @@ def run(context: Context) -> Result:
             "its sign, of the pattern with the mean image of the most probable other class less that of the own one, "
             "against the same "
             "for the patterns of other images of the class, whose most probable other class is another.",
-            "That measure was found on a network trained by Adam, after others: without the sign the relation was "
-            "there for the convolutions alone, on the image's own ink it was reversed.",
+            "It is the fourth measure that was tried, and it was chosen after looking, on a network trained by Adam whose "
+            "test images overlap with these. By the rank of the true pair among all 45 pairs of classes the convolutions "
+            "did no better than chance; by the rank on the image's own ink all layers did worse than chance (5.7 to 6.2, "
+            "chance 5); without the sign the relation was there for the convolutions alone. So the claim counts as "
+            "undecided even where this measure supports it.",
             "K is that of the exact Hessian of cross-entropy. With the factor z z' of Proposition 2 K has rank one and "
             "its direction is the back-propagated gradient, whatever the curvature.",
             f"CNN trained by DDPNOpt with the Kronecker curvature, {effort.epochs} epoch(s) of {effort.n_train} images "
@@ -198,13 +201,16 @@ def trained(dataset: Dataset, effort: Effort) -> tuple[nn.Sequential, float]:
 
 
 def judge(likenesses: Sequence[Likeness]) -> list[Claim]:
-    """Every layer must do better than the control by more than three standard errors."""
+    """Refuted if any layer does no better than the control.
+
+    Never confirmed: the measure is the fourth that was tried, see the notes, and it was chosen after looking.
+    """
     found = [each.excess for each in likenesses]
     told = ", ".join(f"{name_of(t)} {excess:+.2f} ± {error:.2f}" for t, (excess, error) in enumerate(found))
     return [
         Claim(
             "The feedback captures visual features related to the pixel-wise difference between similar classes.",
-            all(excess > 3 * error for excess, error in found),
+            None if all(excess > 3 * error for excess, error in found) else False,
             "pictures",
             "its patterns are more like that difference than those of other images of the class by a "
             f"correlation of {told}",
