@@ -176,11 +176,11 @@ def run(context: Context) -> Result:
             "its sign, of the pattern with the mean image of the most probable other class less that of the own one, "
             "against the same "
             "for the patterns of other images of the class, whose most probable other class is another.",
-            "It is the fourth measure that was tried, and it was chosen after looking, on a network trained by Adam whose "
-            "test images overlap with these. By the rank of the true pair among all 45 pairs of classes the convolutions "
-            "did no better than chance; by the rank on the image's own ink all layers did worse than chance (5.7 to 6.2, "
-            "chance 5); without the sign the relation was there for the convolutions alone. So the claim counts as "
-            "undecided even where this measure supports it.",
+            "It is the fourth measure that was tried, and it was chosen after looking, on a network trained by Adam "
+            "whose test images overlap with these. By the rank of the true pair among all 45 pairs of classes the "
+            "convolutions did no better than chance; by the rank on the image's own ink all layers did worse than "
+            "chance (5.7 to 6.2, chance 5); without the sign the relation was there for the convolutions alone. So the "
+            "claim counts as undecided even where this measure supports it.",
             "K is that of the exact Hessian of cross-entropy. With the factor z z' of Proposition 2 K has rank one and "
             "its direction is the back-propagated gradient, whatever the curvature.",
             f"CNN trained by DDPNOpt with the Kronecker curvature, {effort.epochs} epoch(s) of {effort.n_train} images "
