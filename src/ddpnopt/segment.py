@@ -65,9 +65,10 @@ class Segment:
     def pull_rows(self, V_x: Tensor, Z: Tensor) -> tuple[Tensor, Tensor]:
         """V_h = sigma_h' V_x, and the rows Z (B, r, n_x) of a factor of V_xx likewise, flat."""
         if self.slope is not None:
-            slope = self.slope.detach().flatten(1)
+            slope = self.slope.detach().flatten(1).to(V_x.dtype)
             return slope * V_x, slope[:, None] * Z
         rows = self._vjp_rows(self.target, torch.cat([V_x[:, None], Z], dim=1))
+        rows = rows.to(V_x.dtype)  # autocast has made the graph smaller
         return rows[:, 0], rows[:, 1:]
 
     def _vjp(self, cotangent: Tensor, create_graph: bool) -> Tensor:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
 
 
 @pytest.fixture(autouse=True)
 def _examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_default_dtype(torch.float32)  # as users have it; the folder's other tests are in float64
     monkeypatch.syspath_prepend(str(FOLDER))
     for name in ("digits", *(p.stem for p in FOLDER.glob("*.py"))):
         sys.modules.pop(name, None)
@@ -40,14 +42,9 @@ def test_lightning_with_clipped_gradients_trains_all_the_same() -> None:
     assert lightning_digits.main(epochs=3, enable_progress_bar=False, gradient_clip_val=1e-6) > 90
 
 
-def test_lightning_with_accumulated_batches_is_refused_or_trains() -> None:
-    from ddpnopt import StepError
-
+def test_lightning_with_accumulated_batches_trains() -> None:
     lightning_digits = example("lightning_digits", "lightning")
-    try:
-        assert lightning_digits.main(epochs=4, enable_progress_bar=False, accumulate_grad_batches=2) > 80
-    except StepError as refused:
-        assert "2 backward passes" in str(refused)  # noqa: PT017
+    assert lightning_digits.main(epochs=4, enable_progress_bar=False, accumulate_grad_batches=2) > 80
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
