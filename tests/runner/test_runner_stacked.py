@@ -13,6 +13,7 @@ from ddpnopt.experiments.data import Dataset, load
 from ddpnopt.experiments.methods import make_optimizer
 from ddpnopt.experiments.networks import build
 from ddpnopt.experiments.training import RunConfig, fit
+from ddpnopt.runner import together
 from ddpnopt.runner.outcome import Outcome
 from ddpnopt.runner.stacked.training import train
 from ddpnopt.runner.together import Together, units
@@ -145,3 +146,20 @@ def test_networks_that_are_no_chain_are_trained_one_by_one() -> None:
     [outcome] = Together([job]).perform(None)
     assert outcome is not None
     assert outcome.together == 1
+
+
+def test_a_decomposition_that_fails_costs_the_others_of_its_stack_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [Training(RunConfig("sgd", "wine", "fcn", 0.1, epochs=1, batch_size=32, seed=seed)) for seed in range(8)]
+    real, sizes = together.outcomes, []
+
+    def failing(configs: list[RunConfig], *rest: Any) -> list[Outcome]:
+        sizes.append(len(configs))
+        if any(config.seed == 5 for config in configs):
+            raise torch.linalg.LinAlgError("the algorithm failed to converge")
+        return list(real(configs, *rest))
+
+    whole = Together(jobs).perform(None)
+    monkeypatch.setattr(together, "outcomes", failing)
+    parted = Together(jobs).perform(None)
+    assert [a.accuracy for a in whole if a] == pytest.approx([b.accuracy for b in parted if b])
+    assert sorted(sizes) == [1, 1, 2, 2, 4, 4, 8]  # seed 5 alone is trained by itself

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from ddpnopt.errors import NonFiniteError
 from ddpnopt.experiments.networks import build
 from ddpnopt.runner.data import data_of
 from ddpnopt.runner.outcome import Outcome
@@ -37,9 +38,13 @@ class Together:
             return [job.perform(data_dir) for job in self.jobs]
         try:
             return list(outcomes(configs, models, data))
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            # one run's decomposition failed, and nothing says whose
-            return [job.perform(data_dir) for job in self.jobs]
+        except (torch.linalg.LinAlgError, NonFiniteError):  # type: ignore[attr-defined]
+            # one run's decomposition failed, and nothing says whose: the half without it goes on as a stack
+            if len(self.jobs) == 1:
+                return [self.jobs[0].perform(data_dir)]
+            middle = len(self.jobs) // 2
+            halves = Together(self.jobs[:middle]), Together(self.jobs[middle:])
+            return [outcome for half in halves for outcome in half.perform(data_dir)]
 
 
 def units(jobs: Sequence[Training], most: int = MOST) -> list[Unit[Training]]:
