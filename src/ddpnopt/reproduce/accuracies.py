@@ -31,11 +31,12 @@ def measure(context: Context, column: Column, methods: Sequence[str]) -> list[En
     possible = [name for name in methods if column.possible(name)]
     wishes = [Wish(column.config(name), column.rates, column.tuning_seeds, column.classes) for name in possible]
     chosen = search(context, wishes, f"{column.label}: learning rates")
-    configs = [replace(each.config, seed=seed) for each in chosen for seed in range(column.seeds)]
+    pairs = list(zip(possible, chosen, strict=True))
+    configs = [replace(each.config, seed=seed) for name, each in pairs for seed in range(column.seeds_of(name))]
     found = iter(outcomes(context, configs, column.label))
     return [
-        Entry(column, name, each, Seeds([next(found) for _ in range(column.seeds)], column.classes))
-        for name, each in zip(possible, chosen, strict=True)
+        Entry(column, name, each, Seeds([next(found) for _ in range(column.seeds_of(name))], column.classes))
+        for name, each in pairs
     ]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ddpnopt.baselines.study import EPOCHS as SLOW_EPOCHS
+from ddpnopt.baselines.study import OPTIONS as SLOW_OPTIONS
 from ddpnopt.experiments.errors import UnknownNameError
 from ddpnopt.experiments.presets import preset
 from ddpnopt.experiments.training import RunConfig
@@ -14,6 +15,7 @@ from ddpnopt.reproduce.sweeps import seeds_of
 
 BASELINES = ("sgd-m", "rmsprop", "adam", "ekfac")
 OCP = ("emsa", "vanilla-ddp")
+SLOW_SEEDS = 2
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,18 @@ class Column:
         if method in OCP and self.slow_epochs is not None:
             epochs = min(epochs, self.slow_epochs)
         return RunConfig(
-            method, self.dataset, self.network, epochs=epochs, batch_size=self.batch_size, n_train=self.n_train
+            method,
+            self.dataset,
+            self.network,
+            options=SLOW_OPTIONS.get((method, self.name), {}),
+            epochs=epochs,
+            batch_size=self.batch_size,
+            n_train=self.n_train,
         )
+
+    def seeds_of(self, method: str) -> int:
+        """How many seeds a method has; a run of the slow ones takes minutes."""
+        return min(self.seeds, SLOW_SEEDS) if method in OCP else self.seeds
 
     def possible(self, method: str) -> bool:
         """Vanilla DDP on 784 inputs would have to factor matrices of 25,000 rows at each step."""
@@ -87,7 +99,7 @@ def _column(name: str, label: str, dataset: str, network: str, paper: Sequence[f
         4 if network == "cnn" else 6,
         paper,
         n_train,
-        1 if network == "cnn" else None,
+        None if dataset in ("wine", "digits") else 1,
     )
 
 
