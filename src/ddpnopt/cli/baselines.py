@@ -52,11 +52,12 @@ def baselines(
             on_run=lambda dataset, name, seed: waiting.update(f"{name} on {dataset}, seed {seed}"),
         )
     title = "Baselines beside Table 3"
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
     for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading in ("data set", "method") else "right", no_wrap=True)
+        words = heading in ("data set", "method")
+        table.add_column(heading, justify="left" if words else "right", no_wrap=heading in ("train loss", "accuracy %"))
     for row in rows:
-        table.add_row(*cells(row))
+        table.add_row(*(cell.replace(" ± ", "±") for cell in cells(row)))  # 80 columns
     console().print(table)
     for path in save(rows, folder, title, machine.heading()):
         console().print(f"[dim]saved[/] {path}", soft_wrap=True)
