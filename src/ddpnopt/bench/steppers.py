@@ -1,22 +1,21 @@
-"""What is timed: the forms of DDPNOpt, and the optimizers of torch beside them."""
+"""A network, an optimizer and batches, ready to step: what is timed."""
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from ddpnopt import DDPNOpt
 from ddpnopt.bench.networks import Network
 from ddpnopt.errors import ModelError, OptionError
-from ddpnopt.experiments.errors import UnknownNameError
 
 UNIT = "sgd"
 # Small enough that hundreds of steps on random labels stay finite; the time of a step does not depend on it.
@@ -30,58 +29,27 @@ class Form:
     name: str
     label: str
     build: Callable[[nn.Module], Optimizer]
+    base: str | None = None
+    """The form that does the same without feedback."""
+    period: int = 1
+    """After how many steps the work repeats: with factors refreshed every ten, only ten steps tell what one costs."""
+    package: str | None = None
+    """What has to be importable."""
+    install: str | None = None
+    """The package's name for pip, where it is another."""
+    stepper: Callable[[Form, Network, int], Stepper] | None = None
+    """For methods that need more than forward, backward and `step()`."""
+
+    @property
+    def missing(self) -> str | None:
+        """What to install, where a package is missing."""
+        if self.package is None or importlib.util.find_spec(self.package) is not None:
+            return None
+        return f"not installed: pip install {self.install or self.package}"
 
 
-def _torch(kind: Callable[..., Optimizer]) -> Callable[[nn.Module], Optimizer]:
-    return lambda model: kind(model.parameters(), lr=LR)
-
-
-def _ddpnopt(**options: Any) -> Callable[[nn.Module], Optimizer]:
-    # Random labels may make a step non-finite at some setting; the clock does not care.
-    return lambda model: DDPNOpt(model, **{"on_nonfinite": "skip", **options})
-
-
-def _outer(**options: Any) -> Callable[[nn.Module], Optimizer]:
-    return _ddpnopt(**{"lr": LR, "value": "outer", "terminal": "gn", **options})
-
-
-def _batch(**options: Any) -> Callable[[nn.Module], Optimizer]:
-    return _ddpnopt(**{"lr": LR, "value": "batch", **options})
-
-
-FORMS = {
-    each.name: each
-    for each in (
-        Form(UNIT, "SGD", _torch(torch.optim.SGD)),
-        Form("sgd-again", "SGD again", _torch(torch.optim.SGD)),
-        Form("adam", "Adam", _torch(torch.optim.Adam)),
-        Form("ddpnopt", "DDPNOpt(model)", _ddpnopt()),
-        Form("no-feedback", "feedback=False", _outer(feedback=False)),
-        Form("batch", "batch", _batch()),
-        Form("batch-open", "batch, open loop", _batch(closed_loop=False)),
-        Form("outer", "outer", _outer()),
-        Form("outer-open", "outer, open loop", _outer(closed_loop=False)),
-        Form("full", "full", _outer(value="full", terminal="cross_entropy")),
-        Form("full-open", "full, open loop", _outer(value="full", terminal="cross_entropy", closed_loop=False)),
-        Form("batch-rmsprop", "batch, RMSprop", _batch(curvature="rmsprop")),
-        Form("batch-adam", "batch, Adam", _batch(curvature="adam")),
-        Form("batch-kfac", "batch, KFAC", _batch(curvature="kfac")),
-        Form("batch-ekfac", "batch, EKFAC", _batch(curvature="ekfac")),
-        Form("outer-adam", "outer, Adam", _outer(curvature="adam")),
-        Form("outer-ekfac", "outer, EKFAC", _outer(curvature="ekfac")),
-    )
-}
-
-
-def forms(names: Iterable[str]) -> list[Form]:
-    """The forms of these names, each once, SGD first; an error lists the known ones."""
-    chosen = [FORMS[UNIT]]
-    for name in dict.fromkeys(names):
-        if name not in FORMS:
-            raise UnknownNameError("method", name, FORMS)
-        if name != UNIT:
-            chosen.append(FORMS[name])
-    return chosen
+class DoesNotApplyError(Exception):
+    """A form cannot be had on a network; the message is the reason, in one line."""
 
 
 # One batch again and again would soon be fitted to the last bit, and a method that checks its steps would spend its
@@ -126,14 +94,24 @@ class Stepper:
         self.update()
 
 
-def ready(form: Form, network: Network, batch_size: int) -> Stepper | None:
-    """A stepper that has made two steps (the first finds out about the network), or None where a form cannot be had."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # which parameters go without feedback is no news here
-            stepper = Stepper(form, network, batch_size)
-            for _ in range(2):
-                stepper.step()
-    except (OptionError, ModelError, NotImplementedError):
-        return None
+def ready(form: Form, network: Network, batch_size: int) -> Stepper:
+    """A stepper that has made two steps (the first finds out about the network), or `DoesNotApplyError`."""
+    if form.missing is not None:
+        raise DoesNotApplyError(form.missing)
+    with warnings.catch_warnings(), reasons(form):
+        warnings.simplefilter("ignore")  # which parameters go without feedback is no news here
+        stepper = (form.stepper or Stepper)(form, network, batch_size)
+        for _ in range(2):
+            stepper.step()
     return stepper
+
+
+@contextmanager
+def reasons(form: Form) -> Iterator[None]:
+    """Errors that mean that a form does not apply: ours by their kinds, and whatever comes out of another package."""
+    expected = Exception if form.package is not None else (OptionError, ModelError, NotImplementedError)
+    try:
+        yield
+    except expected as error:
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        raise DoesNotApplyError(f"{type(error).__name__}: {first}" if form.package else first) from error
