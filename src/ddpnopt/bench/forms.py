@@ -48,12 +48,13 @@ OURS = (
     Form("batch-open", "batch, open loop", _batch(closed_loop=False), "no-feedback"),
     Form("outer", "outer", _outer(), "no-feedback"),
     Form("outer-open", "outer, open loop", _outer(closed_loop=False), "no-feedback"),
-    Form("full", "full", _outer(value="full", terminal="cross_entropy"), "no-feedback"),
+    Form("full", "full", _outer(value="full", terminal="cross_entropy"), "no-feedback", square=True),
     Form(
         "full-open",
         "full, open loop",
         _outer(value="full", terminal="cross_entropy", closed_loop=False),
         "no-feedback",
+        square=True,
     ),
     *(Form(f"{c}-no-feedback", f"{label}, no feedback", _outer(curvature=c, feedback=False))
       for c, label in _ELEMENTWISE.items()),

@@ -177,8 +177,8 @@ _BACKPACK = ("backpack", "backpack-for-pytorch")
 PEERS = (
     Form("singd", "SINGD (singd)", _singd(), None, REFRESH, *_SINGD),
     Form("singd-kfac", "inverse-free KFAC (singd)", _singd(kfac_like=True, alpha1=0.0), None, REFRESH, *_SINGD),
-    Form("curvlinops-kfac", "KFAC (curvlinops)", _sgd, None, REFRESH, *_CURVLINOPS, Curvlinops),
-    Form("backpack-kfac", "KFAC (backpack)", _sgd, None, REFRESH, *_BACKPACK, Backpack),
+    Form("curvlinops-kfac", "KFAC (curvlinops)", _sgd, None, REFRESH, *_CURVLINOPS, stepper=Curvlinops),
+    Form("backpack-kfac", "KFAC (backpack)", _sgd, None, REFRESH, *_BACKPACK, stepper=Backpack),
     Form(
         "soap",
         "SOAP (pytorch_optimizer)",
@@ -202,6 +202,6 @@ PEERS = (
         None,
         1,
         *_PYTORCH_OPTIMIZER,
-        SharpnessAware,
+        stepper=SharpnessAware,
     ),
 )

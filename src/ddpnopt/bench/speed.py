@@ -108,7 +108,7 @@ class _Candidate:
         try:
             self.stepper = ready(form, network, batch_size)
             with reasons(form):
-                self.bytes, self.steps = peak_bytes(self.stepper), _block(self.stepper)
+                self.bytes, self.steps = peak_bytes(self.stepper), block_steps(self.stepper)
         except DoesNotApplyError as error:
             self.reason = str(error)
 
@@ -162,7 +162,7 @@ def _time(stepper: Stepper, steps: int) -> float:
     return (time.perf_counter() - start) / steps
 
 
-def _block(stepper: Stepper) -> int:
+def block_steps(stepper: Stepper) -> int:
     """Steps in a block; one where a step is slow, of which a second to find that out would be one too many.
 
     Always whole periods, or the steps that refresh something would be counted too seldom or too often.

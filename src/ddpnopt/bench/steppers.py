@@ -20,6 +20,8 @@ from ddpnopt.errors import ModelError, OptionError
 UNIT = "sgd"
 # Small enough that hundreds of steps on random labels stay finite; the time of a step does not depend on it.
 LR = 1e-3
+ROOM = 1_000_000_000
+"""Bytes that the matrices of `value="full"` may take, of which a step holds several at a time."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Form:
     """What has to be importable."""
     install: str | None = None
     """The package's name for pip, where it is another."""
+    square: bool = False
+    """Whether it keeps a matrix of the size of the widest state for each sample: gigabytes on images."""
     stepper: Callable[[Form, Network, int], Stepper] | None = None
     """For methods that need more than forward, backward and `step()`."""
 
@@ -98,6 +102,8 @@ def ready(form: Form, network: Network, batch_size: int) -> Stepper:
     """A stepper that has made two steps (the first finds out about the network), or `DoesNotApplyError`."""
     if form.missing is not None:
         raise DoesNotApplyError(form.missing)
+    if form.square:
+        _require_room(network, batch_size)
     with warnings.catch_warnings(), reasons(form):
         warnings.simplefilter("ignore")  # which parameters go without feedback is no news here
         stepper = (form.stepper or Stepper)(form, network, batch_size)
@@ -106,12 +112,40 @@ def ready(form: Form, network: Network, batch_size: int) -> Stepper:
     return stepper
 
 
+def _require_room(network: Network, batch_size: int) -> None:
+    """Before anything is allocated: a machine that runs out of memory takes other programs with it."""
+    needed = batch_size * widest(network) ** 2 * torch.finfo(torch.float32).bits // 8
+    if needed > ROOM:
+        raise DoesNotApplyError(
+            f"needs {needed / 1e9:.3g} GB for its matrices of each sample, more than {ROOM / 1e9:g}"
+        )
+
+
+def widest(network: Network) -> int:
+    """The size of a sample's largest state, from one pass of one sample."""
+    sizes: list[int] = []
+
+    def see(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        sizes.extend(each[0].numel() for each in (*inputs, output))
+
+    model = network.build().eval()
+    for module in model.modules():
+        module.register_forward_hook(see)
+    with torch.no_grad():
+        model(network.inputs(1))
+    return max(sizes)
+
+
 @contextmanager
 def reasons(form: Form) -> Iterator[None]:
     """Errors that mean that a form does not apply: ours by their kinds, and whatever comes out of another package."""
-    expected = Exception if form.package is not None else (OptionError, ModelError, NotImplementedError)
+    kinds = Exception if form.package is not None else (OptionError, ModelError, NotImplementedError)
     try:
         yield
-    except expected as error:
+    except Exception as error:
+        if isinstance(error, RuntimeError) and "allocate memory" in str(error):  # how torch says it on the processor
+            raise DoesNotApplyError("out of memory") from error
+        if not isinstance(error, kinds):
+            raise
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise DoesNotApplyError(f"{type(error).__name__}: {first}" if form.package else first) from error
