@@ -100,4 +100,5 @@ def _bars(axes: Axes, found: Sequence[Cost]) -> None:
     if max(cost.ratio for cost in found) > LINEAR:
         axes.set_xscale("log")
         axes.set_xlim(left=0.5)
+        axes.set_xlabel("logarithmic", fontsize=8, color=style.SOFT_INK)  # panels beside it may be linear
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
