@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 from typer.testing import CliRunner, Result
 
-from ddpnopt.bench.growth import exponents, slope
+from ddpnopt.bench.forms import FORMS, bearable, forms
+from ddpnopt.bench.growth import SIZES, exponents, slope
 from ddpnopt.bench.memory import peak_bytes
 from ddpnopt.bench.networks import NETWORKS, Network, dense, scaled
+from ddpnopt.bench.peers import PEERS, REFRESH
 from ddpnopt.bench.profiles import profile
-from ddpnopt.bench.speed import Cost, measure
-from ddpnopt.bench.steppers import FORMS, forms, ready
+from ddpnopt.bench.speed import Cost, block_steps, measure, relative
+from ddpnopt.bench.speed_report import base_rows
+from ddpnopt.bench.steppers import DoesNotApplyError, Form, Stepper, ready, widest
 from ddpnopt.cli import app
 
 
@@ -38,8 +43,6 @@ def test_peak_memory_is_counted_byte_by_byte() -> None:
     network = Network("one", "one", lambda: dense([width, width, 10]), lambda B: torch.randn(B, width), B)
     plain = ready(FORMS["sgd"], network, B)
     adam = ready(FORMS["adam"], network, B)
-    assert plain is not None
-    assert adam is not None
     weights = 4 * sum(p.numel() for p in plain.model.parameters())
     least = 2 * weights + 4 * B * width  # weights, gradients and the hidden layer
     assert least < peak_bytes(plain) < least + 4 * 4 * B * width
@@ -51,7 +54,6 @@ def test_peak_memory_is_counted_byte_by_byte() -> None:
 def test_every_network_makes_a_step_with_ddpnopt(name: str) -> None:
     network = NETWORKS[name]
     stepper = ready(FORMS["batch"], network, 2)
-    assert stepper is not None
     before = [p.detach().clone() for p in stepper.model.parameters()]
     stepper.step()
     assert any(not torch.equal(a, b) for a, b in zip(before, stepper.model.parameters(), strict=True))
@@ -65,6 +67,7 @@ def test_a_form_that_does_not_apply_has_no_numbers() -> None:
     sgd, full = measure(NETWORKS["transformer"], 2, forms(["full"]), 1)
     assert sgd.applies
     assert not full.applies
+    assert full.reason
 
 
 def test_exponents_of_made_up_costs() -> None:
@@ -78,7 +81,6 @@ def test_exponents_of_made_up_costs() -> None:
 
 def test_the_profile_names_phases_and_functions_and_adds_up() -> None:
     stepper = ready(FORMS["batch"], scaled(8, 2), 4)
-    assert stepper is not None
     shares = profile(stepper, 3)
     assert sum(shares.values()) == pytest.approx(1.0)
     assert {"forward", "backward", "step"} <= {phase for phase, _ in shares}
@@ -128,3 +130,110 @@ def test_bad_input_is_one_line_and_code_2(arguments: tuple[str, ...], words: tup
     assert result.stderr.startswith("ddpnopt: ")
     for word in words:
         assert word in result.stderr
+
+
+@pytest.mark.parametrize("form", [each for each in FORMS.values() if each.period > 1], ids=lambda form: form.name)
+def test_kronecker_methods_are_timed_over_whole_periods(form: Form) -> None:
+    if form.missing:
+        pytest.skip(form.missing)
+    stepper = ready(form, scaled(4, 1), 4)
+    assert form.period == REFRESH
+    assert block_steps(stepper) % REFRESH == 0
+
+
+@pytest.mark.parametrize("form", PEERS, ids=lambda form: form.name)
+def test_every_installed_peer_trains_the_small_networks(form: Form) -> None:
+    if form.missing:
+        pytest.skip(form.missing)
+    for name in ("fcn", "cnn"):
+        stepper = ready(form, NETWORKS[name], 2)
+        before = [p.detach().clone() for p in stepper.model.parameters()]
+        for _ in range(form.period):  # Shampoo stands still until its first refresh
+            stepper.step()
+        after = list(stepper.model.parameters())
+        assert all(bool(p.isfinite().all()) for p in after)
+        assert all(not torch.equal(p, q) for p, q in zip(before, after, strict=True))
+
+
+def test_a_missing_package_is_a_row_with_what_to_install() -> None:
+    absent = replace(FORMS["sam"], name="absent", package="no_such_package", install="no-such-package")
+    sgd, row = measure(scaled(4, 1), 2, [FORMS["sgd"], absent], 1)
+    assert sgd.applies
+    assert row.reason == "not installed: pip install no-such-package"
+
+
+def test_a_peer_that_fails_in_the_middle_is_a_row_with_the_reason() -> None:
+    class Fails(Stepper):
+        count = 0
+
+        def update(self) -> None:
+            self.count += 1
+            if self.count > 10:
+                raise ValueError("a factor is singular\nmore lines")
+
+    failing = Form("fails", "fails", FORMS["sgd"].build, package="torch", stepper=Fails)
+    sgd, row = measure(scaled(4, 1), 2, [FORMS["sgd"], failing], 2)
+    assert len(sgd.seconds) == 2
+    assert not row.applies
+    assert row.reason == "ValueError: a factor is singular"
+
+
+def test_an_error_of_our_own_is_not_hidden() -> None:
+    def broken(model: nn.Module) -> torch.optim.Optimizer:
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        ready(Form("broken", "broken", broken), scaled(4, 1), 2)
+
+
+def test_full_is_refused_before_it_takes_the_memory_of_the_machine() -> None:
+    assert widest(NETWORKS["cnn"]) == 32 * 32 * 32
+    with pytest.raises(DoesNotApplyError, match=r"34\.4 GB"):
+        ready(FORMS["full"], NETWORKS["cnn"], 8)
+
+
+def test_feedback_is_compared_round_by_round_with_the_same_without() -> None:
+    network = scaled(4, 1)
+    base = Cost(network, 2, FORMS["kfac"], (2.0, 6.0, 4.0), (1.0, 2.0, 1.0), 1, 1)
+    with_feedback = Cost(network, 2, FORMS["outer-kfac"], (3.0, 3.0, 12.0), (1.0, 1.0, 2.0), 1, 1)
+    assert relative(with_feedback, base) == [1.5, 1.0, 1.5]
+    assert base_rows([base, with_feedback]) == [["outer, KFAC", "KFAC, no feedback", "1.50", "1.25 – 1.50"]]
+    assert base_rows([with_feedback]) == []
+
+
+def test_every_base_is_a_form_without_a_base() -> None:
+    for form in FORMS.values():
+        assert form.base is None or (FORMS[form.base].base is None and FORMS[form.base].period == form.period)
+
+
+def test_growth_beyond_sgd_and_up_to_moderate_batches() -> None:
+    sizes = SIZES["batch"]
+    assert (sizes[0], sizes[-1]) == (8, 2048)
+    # Twice SGD up to 512, then growing with the batch as well: the ratio's exponent is 0 there, and larger over all.
+    by_size = [[Cost(scaled(8, 2), B, FORMS["batch"], (2.0 * B * max(1, B / 512),), (float(B),), B, B)] for B in sizes]
+    [found] = exponents("batch", by_size)
+    assert found.moderate == pytest.approx(0.0)
+    assert found.beyond > 0.3
+
+
+def test_large_networks_go_without_kronecker_methods_by_default() -> None:
+    chosen = forms(["outer", "outer-kfac", "soap"])
+    assert [form.name for form in bearable(chosen, NETWORKS["resnet18"])] == ["sgd", "outer"]
+    assert bearable(chosen, NETWORKS["cnn"]) == chosen
+
+
+def test_one_command_measures_ratios_growth_and_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpnopt.bench.growth.SIZES", dict.fromkeys(("batch", "width", "depth"), (2, 4)))
+    monkeypatch.setattr("ddpnopt.bench.growth.WIDTH", 4)
+    monkeypatch.setattr("ddpnopt.bench.growth.DEPTH", 1)
+    result = run(
+        *("--all", "--networks", "fcn", "--methods", "no-feedback,outer,batch", "--repeats", "1"),
+        *("--out", str(tmp_path)),
+    )
+    assert result.exit_code == 0, result.output
+    for words in ("with feedback / without", "growth with the batch", "growth with the depth", "where the time goes"):
+        assert words in result.stdout
+    for stem in ("speed", "growth-batch", "growth-width", "growth-depth"):
+        assert (tmp_path / f"{stem}.md").exists()
+        assert (tmp_path / f"{stem}.png").exists()
+    assert "outer on FCN of DIGITS" in (tmp_path / "profile.md").read_text()

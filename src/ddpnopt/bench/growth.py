@@ -12,12 +12,16 @@ from ddpnopt.bench.steppers import Form
 from ddpnopt.experiments.errors import UnknownNameError
 
 SIZES: Mapping[str, tuple[int, ...]] = {
-    "batch": (16, 32, 64, 128, 256, 512),
+    "batch": (8, 16, 32, 64, 128, 256, 512, 1024, 2048),
     "width": (64, 128, 256, 512, 1024),
     "depth": (2, 4, 8, 16, 32),
 }
 BATCH, WIDTH, DEPTH = 64, 256, 4
 """What stays the same while something else grows."""
+
+
+MODERATE = 512
+"""Up to this batch size a second exponent is fitted: work on matrices of the batch's size is small until then."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,10 @@ class Growth:
     time: float
     memory: float
     costs: tuple[Cost, ...]
+    beyond: float = math.nan
+    """The exponent of the time in units of SGD's: by how much it is larger than SGD's, free of the machine's moods."""
+    moderate: float | None = None
+    """The same up to the moderate batch sizes, where it is the batch that grows."""
 
 
 def cases(what: str) -> list[tuple[Network, int]]:
@@ -50,7 +58,12 @@ def exponents(what: str, by_size: Sequence[Sequence[Cost]]) -> list[Growth]:
         if all(cost.applies for cost in costs):
             time = slope(sizes, [cost.milliseconds for cost in costs])
             memory = slope(sizes, [float(cost.bytes) for cost in costs])
-            found.append(Growth(costs[0].form, time, memory, tuple(costs)))
+            ratios = [cost.ratio for cost in costs]
+            moderate = None
+            if what == "batch" and sizes[-1] > MODERATE:
+                few = [size for size in sizes if size <= MODERATE]
+                moderate = slope(few, ratios[: len(few)])
+            found.append(Growth(costs[0].form, time, memory, tuple(costs), slope(sizes, ratios), moderate))
     return found
 
 

@@ -13,7 +13,14 @@ import torch
 
 import ddpnopt
 
-PEERS = ("pytorch_optimizer", "schedulefree", "prodigyopt")
+PEERS = (
+    "pytorch_optimizer",
+    "schedulefree",
+    "prodigyopt",
+    "singd",
+    "curvlinops-for-pytorch",
+    "backpack-for-pytorch",
+)
 
 
 def heading(threads: int = 1) -> str:

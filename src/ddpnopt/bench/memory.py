@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import FunctionType, ModuleType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ddpnopt.bench.steppers import Stepper
 
-SECOND = "second step"
+SECOND = "second half"
 
 
 def peak_bytes(stepper: Stepper) -> int:
     """Weights, buffers and optimizer state, and the most that a step has allocated on top at any moment.
 
-    The second of two steps counts: the profiler knows the size of what it frees only if it has seen it allocated.
+    The second of two steps counts: the profiler knows the size of what it frees only if it has seen it allocated. Where
+    something is refreshed now and then, the second of two periods.
     """
+    period = range(stepper.form.period)
     with _silence(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        stepper.step()
+        for _ in period:
+            stepper.step()
         stepper.optimizer.zero_grad()  # or the gradients of the first step would be freed on the second's account
         with record_function(SECOND):
-            stepper.step()
+            for _ in period:
+                stepper.step()
     assert recorded.profiler is not None
     events = recorded.profiler.kineto_results.events()
     start = next(event.start_ns() for event in events if event.name() == SECOND)
@@ -53,18 +58,25 @@ def _silence() -> Iterator[None]:
 
 def _persistent(stepper: Stepper) -> int:
     tensors = [*stepper.model.parameters(), *stepper.model.buffers()]
-    for state in stepper.optimizer.state.values():
-        tensors += _tensors(state)
+    tensors += _tensors(vars(stepper.optimizer), set())
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """All tensors that an optimizer holds on to: not every package keeps them in `state`."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each)
+        return
+    within: Iterable[Any] = ()
+    if isinstance(value, dict):
+        within = value.values()
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each)
+        within = value
+    elif hasattr(value, "__dict__") and not isinstance(value, (type, FunctionType, ModuleType, nn.Module)):
+        within = vars(value).values()
+    for each in within:
+        yield from _tensors(each, seen)

@@ -27,6 +27,8 @@ class Network:
     inputs: Callable[[int], Tensor]
     batch_size: int
     """What is usual for a network of this kind; smaller for the largest, which would outgrow a small machine."""
+    large: bool = False
+    """Whether a decomposition of its Kronecker factors takes minutes."""
 
     def batch(self, size: int) -> tuple[Tensor, Tensor]:
         """Random inputs and labels: the time of a step does not depend on what they mean."""
@@ -112,12 +114,12 @@ def shaped(name: str, *shape: int) -> Dataset:
 NETWORKS = {
     each.name: each
     for each in (
-        Network("fcn", "FCN of DIGITS", lambda: paper.fcn(shaped("digits", 64)), lambda B: torch.randn(B, 64), 16),
+        Network("fcn", "FCN of DIGITS", lambda: paper.fcn(shaped("digits", 64)), lambda B: torch.randn(B, 64), 8),
         Network(
             "cnn", "CNN", lambda: paper.cnn(shaped("cifar10", 3, 32, 32)), lambda B: torch.randn(B, 3, 32, 32), 128
         ),
-        Network("wide", "FCN, 1024 wide", lambda: dense([784, 1024, 1024, 10]), lambda B: torch.randn(B, 784), 128),
-        Network("resnet18", "ResNet-18", resnet18, lambda B: torch.randn(B, 3, 32, 32), 16),
+        Network("wide", "FCN, 1024 wide", lambda: dense([784, 1024, 1024, 10]), lambda B: torch.randn(B, 784), 256),
+        Network("resnet18", "ResNet-18", resnet18, lambda B: torch.randn(B, 3, 32, 32), 16, large=True),
         Network("transformer", "Transformer", Transformer, lambda B: torch.randint(VOCABULARY, (B, LENGTH)), 32),
     )
 }

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median, quantiles
 
 from ddpnopt.bench.memory import peak_bytes
 from ddpnopt.bench.networks import Network
-from ddpnopt.bench.steppers import UNIT, Form, Stepper, ready
+from ddpnopt.bench.steppers import UNIT, DoesNotApplyError, Form, Stepper, ready, reasons
 
 BLOCK_SECONDS = 0.02
 """A block of steps lasts at least this long: shorter ones are mostly noise of the clock and the scheduler."""
@@ -31,6 +33,8 @@ class Cost:
     """Of SGD's step right before."""
     bytes: int
     unit_bytes: int
+    reason: str = ""
+    """Why the form does not apply."""
 
     @property
     def applies(self) -> bool:
@@ -47,10 +51,7 @@ class Cost:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        if len(self.seconds) < 2:
-            return self.ratio, self.ratio
-        low, _, high = quantiles(self.ratios, n=4, method="inclusive")
-        return low, high
+        return middle_half(self.ratios or [math.nan])
 
     @property
     def milliseconds(self) -> float:
@@ -61,6 +62,19 @@ class Cost:
         return self.bytes / self.unit_bytes if self.bytes else math.nan
 
 
+def middle_half(values: Sequence[float]) -> tuple[float, float]:
+    """The first and the third quartile."""
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def relative(cost: Cost, base: Cost) -> list[float]:
+    """How many times as long as another form, round by round, each in units of the SGD right before it."""
+    return [mine / other for mine, other in zip(cost.ratios, base.ratios, strict=True)]
+
+
 def measure(
     network: Network,
     batch_size: int,
@@ -69,38 +83,73 @@ def measure(
     on_block: Callable[[Form], None] = lambda _: None,
 ) -> list[Cost]:
     """All forms on one network; in every round each has its turn, right after a block of SGD."""
-    steppers = {form.name: ready(form, network, batch_size) for form in chosen}
-    there: dict[str, Stepper] = {name: stepper for name, stepper in steppers.items() if stepper is not None}
-    sizes = {name: peak_bytes(stepper) for name, stepper in there.items()}
-    steps = {name: _block(stepper) for name, stepper in there.items()}
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in there}
-    collecting = gc.isenabled()
-    gc.disable()  # a collection in mid-step would be charged to whoever happens to run
-    try:
+    with _undisturbed():
+        found = {form.name: _Candidate(form, network, batch_size) for form in chosen}
+        unit = found[UNIT]
         for turn in range(repeats):
-            order = list(there)
+            order = [each for each in found.values() if each.applies]
             # Each round begins with another one, or the first would always meet the cold cache.
             shift = turn % len(order)
-            for name in order[shift:] + order[:shift]:
-                unit = _time(there[UNIT], steps[UNIT])
-                taken[name].append((unit if name == UNIT else _time(there[name], steps[name]), unit))
-                on_block(there[name].form)
+            for each in order[shift:] + order[:shift]:
+                before = _time(unit.stepper, unit.steps)
+                each.turn(before, before if each is unit else None)
+                on_block(each.form)
             gc.collect()
+    return [each.cost(unit.bytes) for each in found.values()]
+
+
+class _Candidate:
+    """A form on a network, and what was measured of it; without a stepper once it has failed."""
+
+    def __init__(self, form: Form, network: Network, batch_size: int) -> None:
+        self.form, self.network, self.batch_size = form, network, batch_size
+        self.taken: list[tuple[float, float]] = []
+        self.reason = ""
+        try:
+            self.stepper = ready(form, network, batch_size)
+            with reasons(form):
+                self.bytes, self.steps = peak_bytes(self.stepper), block_steps(self.stepper)
+        except DoesNotApplyError as error:
+            self.reason = str(error)
+
+    @property
+    def applies(self) -> bool:
+        return not self.reason
+
+    def turn(self, unit: float, mine: float | None) -> None:
+        """One block, with the time of SGD's step right before; its own where that is known already."""
+        try:
+            with reasons(self.form):
+                self.taken.append((_time(self.stepper, self.steps) if mine is None else mine, unit))
+        except DoesNotApplyError as error:
+            self.reason = str(error)
+
+    def cost(self, unit_bytes: int) -> Cost:
+        taken = self.taken if self.applies else []
+        return Cost(
+            self.network,
+            self.batch_size,
+            self.form,
+            tuple(mine for mine, _ in taken),
+            tuple(unit for _, unit in taken),
+            self.bytes if self.applies else 0,
+            unit_bytes,
+            self.reason,
+        )
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No collection in mid-step, which would be charged to whoever happens to run, and no remarks of other packages."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         if collecting:
             gc.enable()
-    return [
-        Cost(
-            network,
-            batch_size,
-            form,
-            tuple(mine for mine, _ in taken.get(form.name, ())),
-            tuple(unit for _, unit in taken.get(form.name, ())),
-            sizes.get(form.name, 0),
-            sizes[UNIT],
-        )
-        for form in chosen
-    ]
 
 
 def _time(stepper: Stepper, steps: int) -> float:
@@ -113,8 +162,13 @@ def _time(stepper: Stepper, steps: int) -> float:
     return (time.perf_counter() - start) / steps
 
 
-def _block(stepper: Stepper) -> int:
-    """Steps in a block; one where a step is slow, of which a second to find that out would be one too many."""
+def block_steps(stepper: Stepper) -> int:
+    """Steps in a block; one where a step is slow, of which a second to find that out would be one too many.
+
+    Always whole periods, or the steps that refresh something would be counted too seldom or too often.
+    """
+    period = stepper.form.period
     if _time(stepper, 1) > BLOCK_SECONDS:
-        return 1
-    return max(1, min(LARGEST_BLOCK, math.ceil(BLOCK_SECONDS / _time(stepper, 3))))
+        return period
+    steps = max(1, min(LARGEST_BLOCK, math.ceil(BLOCK_SECONDS / _time(stepper, 3))))
+    return period * math.ceil(steps / period)

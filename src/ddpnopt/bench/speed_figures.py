@@ -17,6 +17,9 @@ from ddpnopt.experiments import style
 
 TIME, MEMORY = style.COLOURS["ddpnopt"], style.COLOURS["adamw"]
 
+LINEAR = 8
+"""Ratios up to this one are drawn on a linear scale; beyond, the small ones would vanish beside the large."""
+
 
 def draw(costs: Sequence[Cost], stem: Path) -> list[Path]:
     """One panel a network: time and memory of every form in units of SGD's. `<stem>.png` and `<stem>.svg`."""
@@ -94,3 +97,8 @@ def _bars(axes: Axes, found: Sequence[Cost]) -> None:
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
     axes.margins(x=0.1)
+    if max(cost.ratio for cost in found) > LINEAR:
+        axes.set_xscale("log")
+        axes.set_xlim(left=0.5)
+        axes.set_xlabel("logarithmic", fontsize=8, color=style.SOFT_INK)  # panels beside it may be linear
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -1,26 +1,27 @@
-"""What is timed: the forms of DDPNOpt, and the optimizers of torch beside them."""
+"""A network, an optimizer and batches, ready to step: what is timed."""
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from ddpnopt import DDPNOpt
 from ddpnopt.bench.networks import Network
 from ddpnopt.errors import ModelError, OptionError
-from ddpnopt.experiments.errors import UnknownNameError
 
 UNIT = "sgd"
 # Small enough that hundreds of steps on random labels stay finite; the time of a step does not depend on it.
 LR = 1e-3
+ROOM = 1_000_000_000
+"""Bytes that the matrices of `value="full"` may take, of which a step holds several at a time."""
 
 
 @dataclass(frozen=True)
@@ -30,58 +31,29 @@ class Form:
     name: str
     label: str
     build: Callable[[nn.Module], Optimizer]
+    base: str | None = None
+    """The form that does the same without feedback."""
+    period: int = 1
+    """After how many steps the work repeats: with factors refreshed every ten, only ten steps tell what one costs."""
+    package: str | None = None
+    """What has to be importable."""
+    install: str | None = None
+    """The package's name for pip, where it is another."""
+    square: bool = False
+    """Whether it keeps a matrix of the size of the widest state for each sample: gigabytes on images."""
+    stepper: Callable[[Form, Network, int], Stepper] | None = None
+    """For methods that need more than forward, backward and `step()`."""
+
+    @property
+    def missing(self) -> str | None:
+        """What to install, where a package is missing."""
+        if self.package is None or importlib.util.find_spec(self.package) is not None:
+            return None
+        return f"not installed: pip install {self.install or self.package}"
 
 
-def _torch(kind: Callable[..., Optimizer]) -> Callable[[nn.Module], Optimizer]:
-    return lambda model: kind(model.parameters(), lr=LR)
-
-
-def _ddpnopt(**options: Any) -> Callable[[nn.Module], Optimizer]:
-    # Random labels may make a step non-finite at some setting; the clock does not care.
-    return lambda model: DDPNOpt(model, **{"on_nonfinite": "skip", **options})
-
-
-def _outer(**options: Any) -> Callable[[nn.Module], Optimizer]:
-    return _ddpnopt(**{"lr": LR, "value": "outer", "terminal": "gn", **options})
-
-
-def _batch(**options: Any) -> Callable[[nn.Module], Optimizer]:
-    return _ddpnopt(**{"lr": LR, "value": "batch", **options})
-
-
-FORMS = {
-    each.name: each
-    for each in (
-        Form(UNIT, "SGD", _torch(torch.optim.SGD)),
-        Form("sgd-again", "SGD again", _torch(torch.optim.SGD)),
-        Form("adam", "Adam", _torch(torch.optim.Adam)),
-        Form("ddpnopt", "DDPNOpt(model)", _ddpnopt()),
-        Form("no-feedback", "feedback=False", _outer(feedback=False)),
-        Form("batch", "batch", _batch()),
-        Form("batch-open", "batch, open loop", _batch(closed_loop=False)),
-        Form("outer", "outer", _outer()),
-        Form("outer-open", "outer, open loop", _outer(closed_loop=False)),
-        Form("full", "full", _outer(value="full", terminal="cross_entropy")),
-        Form("full-open", "full, open loop", _outer(value="full", terminal="cross_entropy", closed_loop=False)),
-        Form("batch-rmsprop", "batch, RMSprop", _batch(curvature="rmsprop")),
-        Form("batch-adam", "batch, Adam", _batch(curvature="adam")),
-        Form("batch-kfac", "batch, KFAC", _batch(curvature="kfac")),
-        Form("batch-ekfac", "batch, EKFAC", _batch(curvature="ekfac")),
-        Form("outer-adam", "outer, Adam", _outer(curvature="adam")),
-        Form("outer-ekfac", "outer, EKFAC", _outer(curvature="ekfac")),
-    )
-}
-
-
-def forms(names: Iterable[str]) -> list[Form]:
-    """The forms of these names, each once, SGD first; an error lists the known ones."""
-    chosen = [FORMS[UNIT]]
-    for name in dict.fromkeys(names):
-        if name not in FORMS:
-            raise UnknownNameError("method", name, FORMS)
-        if name != UNIT:
-            chosen.append(FORMS[name])
-    return chosen
+class DoesNotApplyError(Exception):
+    """A form cannot be had on a network; the message is the reason, in one line."""
 
 
 # One batch again and again would soon be fitted to the last bit, and a method that checks its steps would spend its
@@ -126,14 +98,54 @@ class Stepper:
         self.update()
 
 
-def ready(form: Form, network: Network, batch_size: int) -> Stepper | None:
-    """A stepper that has made two steps (the first finds out about the network), or None where a form cannot be had."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # which parameters go without feedback is no news here
-            stepper = Stepper(form, network, batch_size)
-            for _ in range(2):
-                stepper.step()
-    except (OptionError, ModelError, NotImplementedError):
-        return None
+def ready(form: Form, network: Network, batch_size: int) -> Stepper:
+    """A stepper that has made two steps (the first finds out about the network), or `DoesNotApplyError`."""
+    if form.missing is not None:
+        raise DoesNotApplyError(form.missing)
+    if form.square:
+        _require_room(network, batch_size)
+    with warnings.catch_warnings(), reasons(form):
+        warnings.simplefilter("ignore")  # which parameters go without feedback is no news here
+        stepper = (form.stepper or Stepper)(form, network, batch_size)
+        for _ in range(2):
+            stepper.step()
     return stepper
+
+
+def _require_room(network: Network, batch_size: int) -> None:
+    """Before anything is allocated: a machine that runs out of memory takes other programs with it."""
+    needed = batch_size * widest(network) ** 2 * torch.finfo(torch.float32).bits // 8
+    if needed > ROOM:
+        raise DoesNotApplyError(
+            f"needs {needed / 1e9:.3g} GB for its matrices of each sample, more than {ROOM / 1e9:g}"
+        )
+
+
+def widest(network: Network) -> int:
+    """The size of a sample's largest state, from one pass of one sample."""
+    sizes: list[int] = []
+
+    def see(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        sizes.extend(each[0].numel() for each in (*inputs, output))
+
+    model = network.build().eval()
+    for module in model.modules():
+        module.register_forward_hook(see)
+    with torch.no_grad():
+        model(network.inputs(1))
+    return max(sizes)
+
+
+@contextmanager
+def reasons(form: Form) -> Iterator[None]:
+    """Errors that mean that a form does not apply: ours by their kinds, and whatever comes out of another package."""
+    kinds = Exception if form.package is not None else (OptionError, ModelError, NotImplementedError)
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, RuntimeError) and "allocate memory" in str(error):  # how torch says it on the processor
+            raise DoesNotApplyError("out of memory") from error
+        if not isinstance(error, kinds):
+            raise
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        raise DoesNotApplyError(f"{type(error).__name__}: {first}" if form.package else first) from error

@@ -10,17 +10,17 @@ import typer
 
 from ddpnopt.bench.campaign import plan
 from ddpnopt.bench.contenders import ABLATIONS, CONTENDERS, POINTS, contenders
-from ddpnopt.bench.networks import NETWORKS, Network, networks
 from ddpnopt.bench.runs import Run
-from ddpnopt.bench.steppers import FORMS, Form, forms
 from ddpnopt.bench.tasks import TASKS, Task, tasks
+from ddpnopt.cli.bench_speed import speed
 from ddpnopt.cli.errors import one_line_errors
-from ddpnopt.cli.options import DataDir, writable_folder
+from ddpnopt.cli.options import DataDir, split_names, writable_folder
 from ddpnopt.cli.progress import bar, console, status_console
 from ddpnopt.experiments.errors import ExperimentError
 from ddpnopt.runner.outcome import Outcome
 
 app = typer.Typer(help="How much the learning rate matters, and what a step costs.", no_args_is_help=True)
+app.command("speed")(one_line_errors(speed))
 
 QUICK_SAMPLES = 0.1
 QUICK_EPOCHS = 0.34
@@ -63,8 +63,8 @@ def lr_window(
     """Test accuracy over seven decades of learning rates; interrupted, it goes on where it was."""
     known = ABLATIONS if ablations else CONTENDERS
     scale = (epochs_scale * QUICK_EPOCHS, QUICK_SAMPLES) if quick else (epochs_scale, 1.0)
-    chosen = [task.scaled(*scale) for task in tasks(_split("--tasks", task_names))]
-    methods = contenders(list(known) if method_names is None else _split("--methods", method_names), known)
+    chosen = [task.scaled(*scale) for task in tasks(split_names("--tasks", task_names))]
+    methods = contenders(list(known) if method_names is None else split_names("--methods", method_names), known)
     wanted = plan(chosen, methods, 1 if quick else seeds, min(points, QUICK_POINTS) if quick else points, _rates(lrs))
     folder = writable_folder(out)
     outcomes = _collect(wanted, folder, 0 if report_only else jobs, data_dir)
@@ -113,18 +113,11 @@ def _show(chosen: Sequence[Task], outcomes: dict[Run, Outcome], folder: Path, st
         out.print(f"[dim]saved[/] {path}", soft_wrap=True)
 
 
-def _split(option: str, text: str) -> list[str]:
-    names = [part.strip() for part in text.split(",") if part.strip()]
-    if not names:
-        raise ExperimentError(f"{option} is empty")
-    return names
-
-
 def _rates(text: str | None) -> list[float] | None:
     if text is None:
         return None
     try:
-        return [float(part) for part in _split("--lrs", text)]
+        return [float(part) for part in split_names("--lrs", text)]
     except ValueError:
         raise ExperimentError(f"--lrs must be numbers separated by commas, not {text!r}") from None
 
@@ -135,109 +128,3 @@ def _detail(run: Run, outcome: Outcome | None) -> str:
     if outcome is None:
         return f"{what}: no such setting"
     return f"{what}: {'diverged' if outcome.diverged else f'{outcome.accuracy:.1f} %'}, {outcome.seconds:.0f} s"
-
-
-@app.command("speed")
-@one_line_errors
-def speed(
-    network_names: Annotated[str, typer.Option("--networks", help="Comma separated.")] = ",".join(NETWORKS),
-    method_names: Annotated[str, typer.Option("--methods", help="Comma separated; SGD always takes part.")] = ",".join(
-        FORMS
-    ),
-    batch_sizes: Annotated[
-        str | None,
-        typer.Option(help="Comma separated; by default one that is usual for the network.", show_default=False),
-    ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds; in each every method has its turn.")] = 15,
-    threads: Annotated[int, typer.Option(min=1, help="Torch threads.")] = 1,
-    growth: Annotated[
-        str | None,
-        typer.Option(help="Fit exponents on fully connected networks: batch, width or depth.", show_default=False),
-    ] = None,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Show where the time of a step goes, in place of measuring ratios.")
-    ] = False,
-    out: Annotated[Path, typer.Option(help="Folder of tables and pictures.")] = Path("results/speed"),
-) -> None:
-    """Time and peak memory of a step as ratios to SGD, measured side by side."""
-    import torch
-
-    from ddpnopt.bench.growth import cases
-
-    chosen = forms(_split("--methods", method_names))
-    sizes = None if batch_sizes is None else _sizes(batch_sizes)
-    if growth is None:
-        found = [(net, size) for net in networks(_split("--networks", network_names)) for size in sizes or [0]]
-        wanted = [(net, size or net.batch_size) for net, size in found]
-    else:
-        wanted = cases(growth)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        if profile:
-            _profile(wanted, chosen, repeats)
-        else:
-            folder = writable_folder(out)
-            _measure(wanted, chosen, repeats, threads, growth, folder)
-    finally:
-        torch.set_num_threads(before)
-
-
-def _measure(
-    wanted: Sequence[tuple[Network, int]],
-    chosen: Sequence[Form],
-    repeats: int,
-    threads: int,
-    growth: str | None,
-    folder: Path,
-) -> None:
-    from ddpnopt.bench import speed_figures, speed_report
-    from ddpnopt.bench.growth import exponents
-    from ddpnopt.bench.machine import heading
-    from ddpnopt.bench.speed import Cost, measure
-
-    by_case: list[list[Cost]] = []
-    out = console()
-    with bar() as progress:
-        row = progress.add_task("blocks", total=len(wanted) * len(chosen) * repeats, detail="")
-        for number, (network, size) in enumerate(wanted):
-
-            def on_block(form: Form, network: Network = network, size: int = size) -> None:
-                progress.update(row, advance=1, detail=f"{network.label}, batch size {size}, {form.label}")
-
-            by_case.append(measure(network, size, chosen, repeats, on_block))
-            progress.update(row, completed=(number + 1) * len(chosen) * repeats)
-            for title, found in speed_report.groups(by_case[-1]).items():
-                progress.console.print(f"[dim]{title}: measured", highlight=False)
-                out.print(speed_report.cost_table(title, found))
-    costs = [cost for case in by_case for cost in case]
-    stem = "speed" if growth is None else f"growth-{growth}"
-    fits = [] if growth is None else exponents(growth, by_case)
-    saved = speed_report.write(costs, folder, stem, heading(threads), fits)
-    if growth is None:
-        saved += speed_figures.draw(costs, folder / stem)
-    else:
-        out.print(speed_report.growth_table(growth, fits))
-        saved += speed_figures.draw_growth(growth, fits, folder / stem)
-    for path in saved:
-        out.print(f"[dim]saved[/] {path}", soft_wrap=True)
-
-
-def _profile(wanted: Sequence[tuple[Network, int]], chosen: Sequence[Form], steps: int) -> None:
-    from ddpnopt.bench.profiles import profile
-    from ddpnopt.bench.speed_report import profile_table
-    from ddpnopt.bench.steppers import ready
-
-    for network, size in wanted:
-        for form in chosen:
-            stepper = ready(form, network, size)
-            if stepper is not None:
-                title = f"{form.label} on {network.label}, batch size {size}"
-                console().print(profile_table(title, profile(stepper, steps)))
-
-
-def _sizes(text: str) -> list[int]:
-    parts = _split("--batch-sizes", text)
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ExperimentError(f"--batch-sizes must be positive numbers separated by commas, not {text!r}")
-    return [int(part) for part in parts]

@@ -62,3 +62,11 @@ def writable_folder(folder: Path) -> Path:
         reason = os.strerror(failed.errno) if failed.errno else str(failed)
         raise ExperimentError(f"cannot write into {folder}: {reason}") from failed
     return folder
+
+
+def split_names(option: str, text: str) -> list[str]:
+    """The parts of a comma-separated option; an error names it where there are none."""
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        raise ExperimentError(f"{option} is empty")
+    return names

@@ -13,10 +13,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from ddpnopt.baselines import VanillaDDP
+from ddpnopt.bench.forms import FORMS
 from ddpnopt.bench.growth import slope
 from ddpnopt.bench.networks import scaled
 from ddpnopt.bench.speed import Cost, measure
-from ddpnopt.bench.steppers import FORMS, UNIT, Form
+from ddpnopt.bench.steppers import UNIT, Form
 from ddpnopt.experiments import style
 from ddpnopt.reproduce.item import Claim, Context, Item, Picture, Result, Table
 from ddpnopt.reproduce.wording import caption, finish

@@ -12,9 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from ddpnopt.bench.forms import FORMS
 from ddpnopt.bench.networks import Network, shaped
 from ddpnopt.bench.speed import Cost, measure
-from ddpnopt.bench.steppers import FORMS, UNIT, Form
+from ddpnopt.bench.steppers import UNIT, Form
 from ddpnopt.experiments import networks as paper
 from ddpnopt.experiments import style
 from ddpnopt.experiments.methods import METHODS, make_optimizer
