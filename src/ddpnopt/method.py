@@ -130,15 +130,14 @@ class Method:
         if len(cut) > 1:
             segments = [JointSegment(list(parts)) for parts in zip(*of_parts, strict=True)]
         V_x = q.flatten(1)
-        if self.guard and self.order == 1 and not self.vxx_reg and not callable(self.terminal):
-            Z = self._rows(recording, z, q, peers)
-            if Z.shape[1] <= min(leaf[0].numel() for leaf in cut[0].leaves):  # else V_xx itself is the smaller
-                return Factored(V_x, Z, segments)
-        if self.along_gradient:
-            Z = self._rows(recording, z, q, peers)
-            V_xx = Z.mT @ Z
-        else:
+        low_rank = self.guard and self.order == 1 and not self.vxx_reg and not callable(self.terminal)
+        Z = self._rows(recording, z, q, peers) if low_rank or self.along_gradient else None
+        if Z is None:
             V_xx = forms.hessian(self.terminal, z, self.mean) * self.share(recording, peers)
+        elif low_rank and Z.shape[1] <= min(leaf[0].numel() for leaf in cut[0].leaves):
+            return Factored(V_x, Z, segments)
+        else:  # V_xx itself is the smaller, or has more added to it
+            V_xx = Z.mT @ Z
         return Full(V_x, V_xx, segments, order=self.order, guard=self.guard, vxx_reg=self.vxx_reg)
 
     def _rows(self, recording: Recording, z: Tensor, q: Tensor, peers: Peers) -> Tensor:

@@ -14,20 +14,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ddpnopt.layers import Parts
 from ddpnopt.metric import Metric
 from ddpnopt.sample_metric import output_metric
 from ddpnopt.segment import Pullback
 from ddpnopt.value.base import Direction, Policy, Problem
+from ddpnopt.value.chain import OnChain
 
 
-class Factored:
+class Factored(OnChain):
     """Per-sample value function with a Hessian of low rank, on a chain of layers."""
 
     def __init__(self, V_x: Tensor, Z: Tensor, segments: list[Pullback]) -> None:
-        self.V_x, self.Z = V_x, Z  # (B, n), (B, r, n)
-        self.segments = segments  # what stands between the layers, first to last; used up from the end
-        self._at_h: tuple[Tensor, Tensor] | None = None
+        super().__init__(V_x, segments)
+        self.Z = Z  # (B, r, n)
         self._traces: list[Tensor] = []  # of V_hh N at each stage
 
     @property
@@ -35,19 +34,8 @@ class Factored:
         """Written out, for whoever wants to look: (B, n, n)."""
         return self.Z.mT @ self.Z
 
-    def _h(self) -> tuple[Tensor, Tensor]:
-        if self._at_h is None:
-            self._at_h = self.segments.pop().pull_rows(self.V_x, self.Z)
-        return self._at_h
-
-    def v_h(self, stage: Problem) -> Tensor:
-        return self._h()[0].view_as(stage.p_h[0])
-
-    def gradient(self, stage: Problem) -> Parts:
-        return stage.layer.grad(stage.x, self.v_h(stage))
-
-    def prepare(self, stage: Problem) -> None:
-        return
+    def _pull(self, segment: Pullback) -> tuple[Tensor, Tensor]:
+        return segment.pull_rows(self.V_x, self.Z)
 
     def backward(self, stage: Problem, metric: Metric) -> Policy:
         V_h, Y = self._h()

@@ -24,34 +24,22 @@ from ddpnopt.metric import Metric
 from ddpnopt.sample_metric import mixed_terms, output_metric
 from ddpnopt.segment import Pullback
 from ddpnopt.value.base import Direction, Policy, Problem
+from ddpnopt.value.chain import OnChain
 
 
-class Full:
+class Full(OnChain):
     """Per-sample value function with a full Hessian, on a chain of layers."""
 
     def __init__(
         self, V_x: Tensor, V_xx: Tensor, segments: Sequence[Pullback], *, order: int, guard: bool, vxx_reg: float
     ) -> None:
-        self.V_x, self.V_xx = V_x, V_xx  # (B, n), (B, n, n)
-        self.segments = list(segments)  # what stands between the layers, first to last; used up from the end
+        super().__init__(V_x, segments)
+        self.V_xx = V_xx  # (B, n, n)
         self.order, self.guard, self.vxx_reg = order, guard, vxx_reg
-        self._at_h: tuple[Tensor, Tensor] | None = None
         self._over: list[tuple[Tensor, Tensor]] = []  # V and N of each stage, looked at only if somebody asks
 
-    def _h(self) -> tuple[Tensor, Tensor]:
-        """V_h, V_hh: V pulled back through the activation sigma behind the layer."""
-        if self._at_h is None:
-            self._at_h = self.segments.pop().pull(self.V_x, self.V_xx, self.order)
-        return self._at_h
-
-    def v_h(self, stage: Problem) -> Tensor:
-        return self._h()[0].view_as(stage.p_h[0])
-
-    def gradient(self, stage: Problem) -> Parts:
-        return stage.layer.grad(stage.x, self.v_h(stage))
-
-    def prepare(self, stage: Problem) -> None:
-        return
+    def _pull(self, segment: Pullback) -> tuple[Tensor, Tensor]:
+        return segment.pull(self.V_x, self.V_xx, self.order)
 
     def backward(self, stage: Problem, metric: Metric) -> Policy:
         V_h, V_hh = self._h()
