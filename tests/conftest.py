@@ -12,3 +12,10 @@ def _repeatable() -> Iterator[None]:
     dtype = torch.get_default_dtype()
     yield
     torch.set_default_dtype(dtype)
+
+
+@pytest.fixture
+def double_on_one_thread(_repeatable: None) -> None:
+    """The ground of tests that compare numbers of small networks."""
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
