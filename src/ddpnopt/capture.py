@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ddpnopt.errors import ModelError, StepError
 from ddpnopt.parallel import wrapper_at_work
+from ddpnopt.pooling import PlainMaxPooling
 from ddpnopt.recording import (
     Probe,
     Recording,
@@ -359,7 +360,9 @@ class Capture:
     ) -> list[Tensor]:
         """Run the forward pass again: control(t, x) before stage t (it may change the weights), observe(t, h) after."""
         replay = Replay(recording, control, observe)
-        with torch.no_grad(), self._replaying(recording, replay):
+        images = any(len(unit.parameters[0].shape) == 4 for unit in self.units)
+        pooling = PlainMaxPooling() if images else nullcontext()
+        with torch.no_grad(), self._replaying(recording, replay), pooling:
             self.model(*recording.args, **recording.kwargs)
         replay.check(recording)
         return replay.outputs

@@ -25,6 +25,9 @@ from torch import Tensor
 
 Parts = list[Tensor]
 
+WINDOWS = 100_000  # numbers of a sample's input up to which all places of a kernel are taken together
+CACHED = 600_000  # numbers of inputs and slopes worked on at once, to stay in the cache
+
 
 def per_sample_dot(a: Tensor, b: Tensor) -> Tensor:
     """<a_i, b_i> for each sample i: (B, …), (B, …) -> (B,)."""
@@ -34,6 +37,13 @@ def per_sample_dot(a: Tensor, b: Tensor) -> Tensor:
 def scale_samples(w: Tensor, a: Tensor) -> Tensor:
     """w_i a_i: (B,), (B, …) -> (B, …)."""
     return w.to(a.dtype).view(-1, *[1] * (a.dim() - 1)) * a
+
+
+def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Zeros of this shape, (B, channels, …), with the channels last in memory where they are so in `like`."""
+    if like.stride(1) < like.stride(-1):
+        return like.new_zeros(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+    return like.new_zeros(shape)
 
 
 class Layer(ABC):
@@ -187,21 +197,42 @@ class Conv(Layer):
     def sample_grads(self, x: Tensor, v: Tensor) -> Tensor:
         if any(s > 1 for s in self.stride):
             return super().sample_grads(x, v)
-        # With unit stride the patches need not be written out: lay v out on the grid of the padded input, and each
-        # place of the kernel is one batched matrix product with the input, read from an offset.
-        x, kernel = self._all_padded(x), self.weight_shape[2:]
-        grid = x.shape[2:]
-        extra = [g - n for g, n in zip(grid, v.shape[2:], strict=True)]
+        # With unit stride the patches need not all be written out: lay v out on the grid of the padded input, and each
+        # place of the kernel is one batched matrix product with the input, read from an offset. Some places side by
+        # side make the products larger, and some samples at a time leave all of it in the cache.
+        x, kernel, g = self._padded(x), self.weight_shape[2:], self.groups
+        B, C, O, K = len(x), x.shape[1] // g, v.shape[1] // g, prod(kernel)
+        grid = [n + 2 * p for n, p in zip(x.shape[2:], self.padding, strict=True)]
         steps = [prod(grid[d + 1 :]) for d in range(len(grid))]  # of the flat padded input
-        length = 1 + sum((n - 1) * s for n, s in zip(v.shape[2:], steps, strict=True))
-        v = F.pad(v, [e for d in reversed(extra[1:]) for e in (0, d)]).flatten(2)[:, :, :length]
-        B, g = len(x), self.groups
-        x, v = x.reshape(B * g, -1, prod(grid)), v.reshape(B * g, -1, length)
-        out = x.new_empty(B * g, v.shape[1], x.shape[1], prod(kernel))
-        for k, place in enumerate(product(*map(range, kernel))):
-            start = sum(p * r * s for p, r, s in zip(place, self.dilation, steps, strict=True))
-            out[..., k] = torch.bmm(v, x[:, :, start : start + length].mT)
-        return out.view(B, g, v.shape[1], -1)
+        places = [
+            sum(k * r * s for k, r, s in zip(place, self.dilation, steps, strict=True))
+            for place in product(*map(range, kernel))
+        ]
+        together = K if C * K * prod(grid) <= WINDOWS else kernel[-1]
+        starts, shifts = places[::together], places[:together]
+        length = 1 + sum((n - 1) * s for n, s in zip(v.shape[2:], steps, strict=True))  # from first to last place of v
+        width = prod(grid) - shifts[-1]
+        some = min(B, max(1, CACHED // (x.shape[1] + v.shape[1]) // prod(grid)))
+
+        inputs, slopes = _zeros(x, (some, g * C, *grid)), _zeros(v, (some, g * O, *grid))
+        inside = [slice(p, p + n) for p, n in zip(self.padding, x.shape[2:], strict=True)]
+        corner = [slice(n) for n in v.shape[2:]]
+        windows = _zeros(x, (some * g, together * C, width))
+        products = x.new_empty(len(starts), some * g, O, together * C)
+        out = x.new_empty(B, g, O, C, len(starts), together)
+        for b in range(0, B, some):
+            n = min(some, B - b)
+            inputs[(slice(n), slice(None), *inside)] = x[b : b + n]
+            slopes[(slice(n), slice(None), *corner)] = v[b : b + n]
+            flat = inputs[:n].flatten(2).reshape(n * g, C, -1)
+            for j, shift in enumerate(shifts):
+                windows[: n * g, j * C : (j + 1) * C] = flat[:, :, shift : shift + width]
+            left, right = slopes[:n].flatten(2).reshape(n * g, O, -1)[:, :, :length], windows[: n * g]
+            for i, start in enumerate(starts):
+                torch.bmm(left, right[:, :, start : start + length].mT, out=products[i, : n * g])
+            found = products[:, : n * g].view(len(starts), n, g, O, together, C)
+            out[b : b + n] = found.permute(1, 2, 3, 5, 0, 4)
+        return out.view(B, g, O, -1)
 
     def patches(self, x: Tensor) -> Tensor:
         kernel = self.weight_shape[2:]

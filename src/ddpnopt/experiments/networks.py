@@ -110,7 +110,9 @@ def build(name: str, dataset: Dataset, seed: int) -> nn.Module:
     known(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return NETWORKS[name](dataset)
+        # on the CPU convolution and, above all, max pooling are much faster with the channels last in memory
+        model = NETWORKS[name](dataset)
+        return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _dense(widths: list[int], activation: type[nn.Module]) -> nn.Sequential:

@@ -1,0 +1,46 @@
+"""Gradients of single samples, in every memory order and however the work is cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ddpnopt import layers
+from ddpnopt.layers import Conv, Layer
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> Conv:
+    dims, groups = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+
+    def each(low: int, high: int) -> tuple[int, ...]:
+        return tuple(draw(st.integers(low, high)) for _ in range(dims))
+
+    shape = (groups * draw(st.integers(1, 3)), draw(st.integers(1, 3)), *each(1, 3))
+    return Conv(shape, False, groups, (1,) * dims, each(1, 2), each(0, 2))
+
+
+def _draw(*shape: int, channels_last: bool) -> Tensor:
+    drawn = torch.randn(*shape, dtype=torch.float64)
+    return drawn.movedim(1, -1).contiguous().movedim(-1, 1) if channels_last else drawn
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    layer=convolutions(), last_x=st.booleans(), last_v=st.booleans(),
+    windows=st.sampled_from([0, 10**6]), cached=st.sampled_from([1, 500, 10**6]),
+)  # fmt: skip
+def test_sample_gradients_of_a_convolution_are_those_of_its_patches(
+    layer: Conv, last_x: bool, last_v: bool, windows: int, cached: int
+) -> None:
+    x = _draw(3, layer.groups * layer.weight_shape[1], *(7 - d for d in range(len(layer.stride))), channels_last=last_x)
+    h = layer.apply(x, [torch.zeros(layer.weight_shape, dtype=torch.float64)])
+    v = _draw(*h.shape, channels_last=last_v)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "WINDOWS", windows)
+        patch.setattr(layers, "CACHED", cached)
+        found = layer.sample_grads(x, v)
+    torch.testing.assert_close(found, Layer.sample_grads(layer, x, v), rtol=1e-10, atol=1e-12)
