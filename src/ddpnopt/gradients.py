@@ -87,9 +87,10 @@ class RankOne:
 
     def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
         # some samples at a time: the weighted gradients need not all stand beside the others
-        for weights, x, p in zip(w.split(SAMPLES), self.x.split(SAMPLES), self.p.split(SAMPLES), strict=True):
-            v = scale_samples(weights, p)
-            u[0].addmm_(v.T, x, alpha=alpha)
+        for i in range(0, len(w), SAMPLES):
+            some = slice(i, i + SAMPLES)
+            v = scale_samples(w[some], self.p[some])
+            u[0].addmm_(v.T, self.x[some], alpha=alpha)
             if self.layer.bias:
                 u[1].add_(v.sum(0), alpha=alpha)
             del v  # before the next one is made

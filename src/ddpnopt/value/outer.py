@@ -34,7 +34,7 @@ class Outer:
         self.v = torch.ones_like(L)
         self.a = None if along_gradient else torch.zeros_like(L)
         self.guard, self.displacement = guard, displacement
-        self._over: list[Tensor] = []
+        self._s: list[Tensor] = []
 
     def v_h(self, stage: Problem) -> Tensor:
         V = scale_samples(self.v, stage.p_h[0])
@@ -51,20 +51,23 @@ class Outer:
         zeta = sample_gradients(stage.layer, stage.x, stage.p_h[-1])
         kappa = zeta.dots(metric)  # zeta_u' M^-1 zeta_u
         s = stage.eta * L * kappa
-        self._over.append((s > 1).float().mean())
+        self._s.append(s)
 
-        other = torch.zeros_like(L)  # what V_x loses beside its own share along zeta
+        other: Tensor | None = None  # what V_x loses beside its own share along zeta
         if a is not None:
             other = v * zeta.dots(metric, stage.p_h[0])
         if stage.l_u is not None:
             solved = metric.solve(stage.layer, stage.l_u)
-            other = other + per_sample_dot(stage.p_h[-1], stage.layer.apply(stage.x, solved)) / stage.batch
+            cost = per_sample_dot(stage.p_h[-1], stage.layer.apply(stage.x, solved)) / stage.batch
+            other = cost if other is None else other + cost
         keep = 1 / (1 + s) if self.guard else (1 - s).clamp_min(0)
-        lost = stage.eta * L * other * (keep if self.guard else 1)
+        along = (v if a is None else a) * keep
+        if other is not None:
+            along = along - stage.eta * L * other * (keep if self.guard else 1)
         if a is None:
-            self.v = v * keep - lost
+            self.v = along
         else:
-            self.a = a * keep - lost
+            self.a = along
         self.L = L * keep
         gain = self.L if self.guard else L  # of the feedback
 
@@ -82,7 +85,7 @@ class Outer:
 
     @property
     def guarded_share(self) -> float:
-        return float(torch.stack(self._over).mean()) if self._over else 0.0
+        return float((torch.stack(self._s) > 1).float().mean()) if self._s else 0.0
 
     def predicted(self) -> float | None:
         return None
