@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpnopt import terminal as forms
 from ddpnopt.accumulation import join, probes, replay
+from ddpnopt.averaging import Averaging
 from ddpnopt.capture import Capture
 from ddpnopt.curvature import Adam, Curvature, Identity, RMSprop, Seen, require
 from ddpnopt.errors import ModelError, NonFiniteError, OpenLoopWarning, OptionError, StepError
@@ -62,6 +63,9 @@ class DDPNOpt(HookedOptimizer):
     Several forward and backward passes before a step() are the micro-batches of one batch: with the loss of each
     divided by their number the step is that of the whole batch (gradient accumulation).
 
+    Around an evaluation, and before the model is saved for use, `opt.eval()` puts the average of the weights over the
+    last part of training into the model, `opt.train()` the weights themselves; without them all is as usual.
+
     Args:
         model: any `nn.Module`. Its `nn.Linear` and `nn.Conv1d/2d/3d` layers get feedback; other parameters are updated
             by the base optimizer, open loop.
@@ -82,6 +86,8 @@ class DDPNOpt(HookedOptimizer):
         relax: the share of each sample's loss that a step of value="batch" asks to remove. Less is safer and slower.
         guard: keep the stage's own Gauss-Newton term in Q_uu for all that concerns feedback (the recursion and K), so
             that V_xx stays positive and no sample overcorrects.
+        average: keep the average of the weights for `eval()`; by default for value="batch". It takes the memory of one
+            more copy of the weights.
         momentum: as in `torch.optim.SGD`, on the step M^-1 (Q_u + Q_ux dx).
         weight_decay: the stage cost lambda |u|^2 / 2, inside Q_u.
         reduction: whether the loss is a "mean" or a "sum" over the batch.
@@ -113,6 +119,7 @@ class DDPNOpt(HookedOptimizer):
         vxx_reg: float = 0.0,
         relax: float = DEFAULT_RELAX,
         guard: bool = True,
+        average: bool | None = None,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         reduction: str = "mean",
@@ -158,6 +165,8 @@ class DDPNOpt(HookedOptimizer):
             chosen, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "open_loop_lr": open_loop_lr}
         )
         self.relax = relax
+        wanted = value == "batch" and feedback if average is None else average
+        self._averaging = Averaging(self) if wanted else None
         self._names = {p: name for name, p in model.named_parameters()}
         self._groups = Groups(self.param_groups, self._names, curvature)
         mine = {p for group in self.param_groups for p in group["params"]}
@@ -182,18 +191,42 @@ class DDPNOpt(HookedOptimizer):
         self._groups.groups = self.param_groups  # load_state_dict puts new ones in their place
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), KEY: header(self.curvature)}
+        averaging = self._averaging
+        extra = {} if averaging is None else {"steps": averaging.steps, "averages_in_use": averaging.in_use}
+        return {**super().state_dict(), KEY: {**header(self.curvature), **extra}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         check_header(state_dict, self.curvature)
         super().load_state_dict({key: value for key, value in state_dict.items() if key != KEY})
+        if self._averaging is not None:
+            found = state_dict.get(KEY, {})
+            self._averaging.steps = found.get("steps", 0)
+            self._averaging.in_use = found.get("averages_in_use", False)
+
+    # -- the average of the weights ----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def eval(self) -> None:
+        """Put the average of the weights into the model: to evaluate it, or to save it for use."""
+        if self._averaging is not None and not self._averaging.in_use:
+            self._averaging.swap()
+
+    @torch.no_grad()
+    def train(self) -> None:
+        """Put the weights themselves back, to train on."""
+        if self._averaging is not None and self._averaging.in_use:
+            self._averaging.swap()
 
     # -- the training loop -------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
+        if self._averaging is not None and self._averaging.in_use:
+            raise StepError("step() while the model holds the average of the weights: call opt.train() first.")
         try:
             self._take_step()
             self.report.step += 1
+            if self._averaging is not None:
+                self._averaging.after_step()
         except NonFiniteError:
             if self.on_nonfinite == "raise":
                 raise

@@ -143,6 +143,13 @@ def fit(
     return record
 
 
+def set_mode(optimizer: Optimizer, mode: str) -> None:
+    """ "train" or "eval": some optimizers keep two sets of weights, one to train and one to use."""
+    switch = getattr(optimizer, mode, None)
+    if switch is not None:
+        switch()
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module, x: Tensor, y: Tensor, loss_function: LossFunction = F.cross_entropy
@@ -211,6 +218,7 @@ def train(
             on_step=on_step,
             checkpoints=checkpoints,
         )
+    set_mode(optimizer, "eval")
     train_loss, _ = evaluate(model, dataset.x_train, dataset.y_train)
     _, test_accuracy = evaluate(model, dataset.x_test, dataset.y_test)
     return RunResult(

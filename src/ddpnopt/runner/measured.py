@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ddpnopt.experiments.data import Dataset
-from ddpnopt.experiments.training import evaluate, fit
+from ddpnopt.experiments.training import evaluate, fit, set_mode
 from ddpnopt.runner.outcome import Outcome, Stopwatch
 
 
@@ -26,7 +26,7 @@ def measured(
 ) -> Outcome:
     """Trains and tests. An exception while training, such as `NonFiniteError`, is a run that diverged."""
     lr = float(optimizer.param_groups[0]["lr"])
-    _mode(optimizer, "train")
+    set_mode(optimizer, "train")
     error, diverged = "", False
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -46,7 +46,7 @@ def measured(
             diverged, error = True, f"{type(failed).__name__}: {failed}"[:300]
     accuracy = loss = math.nan
     if not diverged:
-        _mode(optimizer, "eval")
+        set_mode(optimizer, "eval")
         tested, accuracy = evaluate(model, data.x_test, data.y_test)
         diverged = not math.isfinite(tested)
     if train_loss and not diverged:
@@ -63,10 +63,3 @@ def measured(
         curve=watch.curve(),
         train_loss=math.nan if diverged else loss,
     )
-
-
-def _mode(optimizer: Optimizer, mode: str) -> None:
-    """Schedule-free optimizers keep two sets of weights, one to train and one to use."""
-    switch = getattr(optimizer, mode, None)
-    if switch is not None:
-        switch()
