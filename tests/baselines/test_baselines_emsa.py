@@ -138,3 +138,17 @@ def test_float32_and_state_dict() -> None:
     again = EMSA(model, rho=5.0)
     again.load_state_dict(opt.state_dict())
     assert again.param_groups[0]["rho"] == 0.03
+
+
+def test_channels_last_in_memory_make_no_difference() -> None:
+    found = []
+    for order in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(48, 3))
+        model.to(memory_format=order)  # type: ignore[call-overload]
+        x, y = torch.randn(4, 2, 4, 4), torch.randint(3, (4,))
+        optimizer = EMSA(model)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

@@ -91,7 +91,8 @@ class EMSA(ChainOptimizer):
 
     def _minimise(self, problem: AugmentedHamiltonian) -> list[Tensor]:
         group = self.param_groups[0]
-        u = [p.detach().clone().requires_grad_() for p in problem.f.parameters]
+        # torch's L-BFGS flattens weights and gradients by view(-1), so not with the channels last
+        u = [p.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for p in problem.f.parameters]
         lbfgs = torch.optim.LBFGS(
             u, lr=float(group["lr"]), max_iter=int(group["max_iter"]), line_search_fn="strong_wolfe"
         )
@@ -100,7 +101,7 @@ class EMSA(ChainOptimizer):
             with torch.enable_grad():
                 value = problem(u)
                 for w, g in zip(u, torch.autograd.grad(value, u), strict=True):
-                    w.grad = g
+                    w.grad = g.contiguous()
             return value.detach()
 
         lbfgs.step(closure)

@@ -35,9 +35,9 @@ def run(context: Context) -> Result:
     extra = [
         "DDPNOpt is the paper's form: the adaptive diagonal with V_xx of each sample for fully connected networks, the "
         "Kronecker-factored Gauss-Newton matrix with Proposition 2 for convolutional ones.",
-        f"E-MSA and vanilla DDP have fewer epochs, as many as run in a few minutes (see the table of settings), and "
-        f"{SLOW_SEEDS} seeds at most; nothing of theirs is in the paper's ranges, so they keep their default settings, "
-        "but for the damping of vanilla DDP on DIGITS, chosen on held-out data.",
+        "E-MSA and vanilla DDP have fewer epochs, as many as run in a few minutes (see the table of settings), and "
+        f"{SLOW_SEEDS} seeds at most, one with convolutions; nothing of theirs is in the paper's ranges, so they keep "
+        "their default settings, but for the damping of vanilla DDP on DIGITS, chosen on held-out data.",
         "Vanilla DDP on 784 inputs would factor matrices of 25,000 rows at each step: left out.",
     ]
     return Result(claims, tables, notes=[*notes(context, chosen), *extra])
