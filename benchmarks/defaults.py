@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -35,15 +36,6 @@ FOLDER = Path("results/defaults")
 Schedule = Callable[[DDPNOpt, int], None]
 
 
-def decaying(start: float, over: float = 100.0) -> Schedule:
-    """relax falls with the root of the steps, which needs no knowledge of how many there will be."""
-
-    def before(optimizer: DDPNOpt, step: int) -> None:
-        optimizer.relax = start / math.sqrt(1 + step / over)
-
-    return before
-
-
 def lookahead(every: int = 5, share: float = 0.5) -> Schedule:
     """Now and then the weights go back half of the way that they have come."""
     slow: list[Tensor] = []
@@ -60,16 +52,20 @@ def lookahead(every: int = 5, share: float = 0.5) -> Schedule:
     return before
 
 
-SETTINGS: dict[str, tuple[dict[str, float], Callable[[], Schedule] | None]] = {
-    "lr 3, relax 0.7": ({"lr": 3, "relax": 0.7}, None),
-    "lr 3, relax 1": ({"lr": 3, "relax": 1.0}, None),
-    "lr 3, relax 0.3": ({"lr": 3, "relax": 0.3}, None),
-    "lr 10, relax 0.3": ({"lr": 10, "relax": 0.3}, None),
-    "lr 30, relax 0.3": ({"lr": 30, "relax": 0.3}, None),
-    "lr 3, relax 0.7 decaying": ({"lr": 3}, lambda: decaying(0.7)),
-    "lr 10, relax 0.7 decaying": ({"lr": 10}, lambda: decaying(0.7)),
-    "lr 10, relax 1 decaying": ({"lr": 10}, lambda: decaying(1.0)),
-    "lr 3, relax 0.7, lookahead": ({"lr": 3, "relax": 0.7}, lookahead),
+def setting(lr: float, relax: float, steps: float | None = None) -> dict[str, Any]:
+    return {"lr": lr, "relax": relax, "relax_steps": steps, "average": False}
+
+
+SETTINGS: dict[str, tuple[dict[str, Any], Callable[[], Schedule] | None]] = {
+    "lr 3, relax 0.7": (setting(3, 0.7), None),
+    "lr 3, relax 1": (setting(3, 1.0), None),
+    "lr 3, relax 0.3": (setting(3, 0.3), None),
+    "lr 10, relax 0.3": (setting(10, 0.3), None),
+    "lr 30, relax 0.3": (setting(30, 0.3), None),
+    "lr 3, relax 0.7 decaying": (setting(3, 0.7, 100), None),
+    "lr 10, relax 0.7 decaying": (setting(10, 0.7, 100), None),
+    "lr 10, relax 1 decaying": (setting(10, 1.0, 100), None),
+    "lr 3, relax 0.7, lookahead": (setting(3, 0.7), lookahead),
     "Adam": ({}, None),
     "SGD-m": ({}, None),
 }
@@ -99,15 +95,14 @@ class Averages:
             weight.copy_(value)
 
 
-def perform(task_name: str, setting: str, seed: int) -> dict[str, object]:
+def perform(task_name: str, name: str, seed: int) -> dict[str, object]:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     task = TASKS[task_name]
     data = data_of(RunConfig("", task.dataset, task.network, seed=seed, n_train=task.n_train, validation=True), None)
     model = build(task.network, data, seed)
-    options, schedule = SETTINGS[setting]
-    ours = bool(options)
-    optimizer: Optimizer = DDPNOpt(model, **options) if ours else make_optimizer(setting.lower(), model, None)  # type: ignore[arg-type]
+    options, schedule = SETTINGS[name]
+    optimizer: Optimizer = DDPNOpt(model, **options) if options else make_optimizer(name.lower(), model, None)
     before = schedule() if schedule is not None else None
     steps = task.epochs * math.ceil(len(data.y_train) / task.batch_size)
     averages, generator, step = Averages(model, steps), torch.Generator().manual_seed(seed), 0
@@ -120,7 +115,7 @@ def perform(task_name: str, setting: str, seed: int) -> dict[str, object]:
             optimizer.step()
             averages.update()
             step += 1
-    found = {"task": task_name, "setting": setting, "seed": seed}
+    found = {"task": task_name, "setting": name, "seed": seed}
     found["last"] = evaluate(model, data.x_test, data.y_test)[1]
     averages.use(averages.running)
     found["running average"] = evaluate(model, data.x_test, data.y_test)[1]
@@ -133,8 +128,8 @@ def report(rows: pd.DataFrame) -> str:
     """One table a way to judge: a row a setting, a column a task, mean over the seeds."""
     text = [
         "# Settings on held-out data\n",
-        f"Accuracy (%) on a fifth of the training data, mean over {rows.seed.nunique()} seeds; "
-        "`python benchmarks/defaults.py`.\n",
+        "Accuracy (%) on a fifth of the training data, mean over the seeds of `runs.csv`, at most "
+        f"{rows.seed.nunique()}; `python benchmarks/defaults.py`.\n",
     ]
     for judged in ("last", "running average", "mean of the last quarter"):
         table = rows.pivot_table(index="setting", columns="task", values=judged, sort=False)

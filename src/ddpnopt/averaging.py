@@ -19,40 +19,40 @@ EVERY = 4  # steps from one update to the next: neighbours differ little, and on
 
 
 class Averaging:
-    """Keeps `average` in the state of each parameter, and changes places with it."""
+    """Keeps `average` in the state of each parameter, and changes places with it.
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
-        self.steps = 0
+    It is handed the optimizer each time: a reference would keep both alive, and the hooks, after their last use.
+    """
+
+    def __init__(self) -> None:
         self.in_use = False  # whether the model holds the averages, and the state the weights
 
-    @property
-    def _parameters(self) -> list[nn.Parameter]:
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
-
-    def after_step(self) -> None:
-        """Take the new weights into account."""
-        self.steps += 1
-        if self.steps % EVERY:
+    def after_step(self, optimizer: Optimizer, steps: int) -> None:
+        """Take the new weights into account, `steps` being the number of all steps up to here."""
+        if steps % EVERY:
             return
         averages: list[Tensor] = []
         weights: list[Tensor] = []
-        for p in self._parameters:
-            state = self.optimizer.state[p]
+        for p in _parameters(optimizer):
+            state = optimizer.state[p]
             if "average" not in state:
                 state["average"] = p.detach().clone()
             else:
                 averages.append(state["average"])
                 weights.append(p.detach())
         if averages:
-            torch._foreach_lerp_(averages, weights, (POWER + 1) / (self.steps // EVERY + POWER))
+            torch._foreach_lerp_(averages, weights, (POWER + 1) / (steps // EVERY + POWER))
 
-    def swap(self) -> None:
+    def swap(self, optimizer: Optimizer) -> None:
         """Averages into the model and weights into the state, or back."""
         self.in_use = not self.in_use
-        for p in self._parameters:
-            average = self.optimizer.state[p].get("average")
+        for p in _parameters(optimizer):
+            average = optimizer.state[p].get("average")
             if average is not None:
                 weight = p.detach().clone()
                 p.detach().copy_(average)
                 average.copy_(weight)
+
+
+def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -35,6 +36,7 @@ from ddpnopt.value import Batch, Blocks, Displacement, Problem, ValueFunction
 
 DEFAULT_LR = 3.0  # of value="batch": 1 / damping. Found over six tasks, see docs/method.md
 DEFAULT_RELAX = 0.7
+DEFAULT_RELAX_STEPS = 100.0
 OPEN_LOOP_LR = 1e-3  # of Adam, for parameters without feedback beside value="batch"
 ATTEMPTS = 4  # forward passes with ever shorter steps before a step is given up
 ADVICE = " Look at the batch and the learning rate; on_nonfinite='skip' leaves such batches out and counts them."
@@ -84,6 +86,8 @@ class DDPNOpt(HookedOptimizer):
         order: 2 expands the dynamics to second order (with value="full").
         vxx_reg: eps added to V_xx at each layer (with value="full").
         relax: the share of each sample's loss that a step of value="batch" asks to remove. Less is safer and slower.
+        relax_steps: that share falls as 1 / sqrt(1 + steps / relax_steps), as the noise of the batches asks for, and
+            without knowing how many steps there will be; None keeps it constant.
         guard: keep the stage's own Gauss-Newton term in Q_uu for all that concerns feedback (the recursion and K), so
             that V_xx stays positive and no sample overcorrects.
         average: keep the average of the weights for `eval()`; by default for value="batch". It takes the memory of one
@@ -118,6 +122,7 @@ class DDPNOpt(HookedOptimizer):
         order: int = 1,
         vxx_reg: float = 0.0,
         relax: float = DEFAULT_RELAX,
+        relax_steps: float | None = DEFAULT_RELAX_STEPS,
         guard: bool = True,
         average: bool | None = None,
         momentum: float = 0.0,
@@ -136,6 +141,7 @@ class DDPNOpt(HookedOptimizer):
         require(reduction in ("mean", "sum"), "reduction", reduction, "'mean' or 'sum'")
         require(on_nonfinite in ("raise", "skip"), "on_nonfinite", on_nonfinite, "'raise' or 'skip'")
         require(0 < relax <= 1, "relax", relax, "in (0, 1]")
+        require(relax_steps is None or relax_steps > 0, "relax_steps", relax_steps, "positive, or None")
         require(open_loop_lr is None or open_loop_lr >= 0, "open_loop_lr", open_loop_lr, "zero or positive")
         if terminal is None:
             terminal = "sqrt" if value == "batch" else "gn"
@@ -164,9 +170,10 @@ class DDPNOpt(HookedOptimizer):
         super().__init__(
             chosen, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "open_loop_lr": open_loop_lr}
         )
-        self.relax = relax
+        self.relax, self.relax_steps = relax, relax_steps
+        self.steps = 0  # taken so far
         wanted = value == "batch" and feedback if average is None else average
-        self._averaging = Averaging(self) if wanted else None
+        self._averaging = Averaging() if wanted else None
         self._names = {p: name for name, p in model.named_parameters()}
         self._groups = Groups(self.param_groups, self._names, curvature)
         mine = {p for group in self.param_groups for p in group["params"]}
@@ -191,16 +198,16 @@ class DDPNOpt(HookedOptimizer):
         self._groups.groups = self.param_groups  # load_state_dict puts new ones in their place
 
     def state_dict(self) -> dict[str, Any]:
-        averaging = self._averaging
-        extra = {} if averaging is None else {"steps": averaging.steps, "averages_in_use": averaging.in_use}
+        in_use = self._averaging is not None and self._averaging.in_use
+        extra = {"steps": self.steps, "averages_in_use": in_use}
         return {**super().state_dict(), KEY: {**header(self.curvature), **extra}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         check_header(state_dict, self.curvature)
         super().load_state_dict({key: value for key, value in state_dict.items() if key != KEY})
+        found = state_dict.get(KEY, {})
+        self.steps = found.get("steps", 0)
         if self._averaging is not None:
-            found = state_dict.get(KEY, {})
-            self._averaging.steps = found.get("steps", 0)
             self._averaging.in_use = found.get("averages_in_use", False)
 
     # -- the average of the weights ----------------------------------------------------------------------------------
@@ -209,13 +216,13 @@ class DDPNOpt(HookedOptimizer):
     def eval(self) -> None:
         """Put the average of the weights into the model: to evaluate it, or to save it for use."""
         if self._averaging is not None and not self._averaging.in_use:
-            self._averaging.swap()
+            self._averaging.swap(self)
 
     @torch.no_grad()
     def train(self) -> None:
         """Put the weights themselves back, to train on."""
         if self._averaging is not None and self._averaging.in_use:
-            self._averaging.swap()
+            self._averaging.swap(self)
 
     # -- the training loop -------------------------------------------------------------------------------------------
 
@@ -225,8 +232,9 @@ class DDPNOpt(HookedOptimizer):
         try:
             self._take_step()
             self.report.step += 1
+            self.steps += 1
             if self._averaging is not None:
-                self._averaging.after_step()
+                self._averaging.after_step(self, self.steps)
         except NonFiniteError:
             if self.on_nonfinite == "raise":
                 raise
@@ -330,7 +338,8 @@ class DDPNOpt(HookedOptimizer):
         """Algorithm 3 on the captured layers; the new outputs."""
         once = self.method.value != "batch" and not self.diagnostics  # the forward pass will not be repeated
         displacement = Displacement(self._is_chain(recording), once)
-        (p_h, p_x), value = self.method.start(self._capture, recording, displacement, self.relax, peers)
+        share = self.relax if self.relax_steps is None else self.relax / math.sqrt(1 + self.steps / self.relax_steps)
+        (p_h, p_x), value = self.method.start(self._capture, recording, displacement, share, peers)
         if not once:
             losses(recording, self.method.mean)  # now, while the stages are whole
         stages = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import pytest
@@ -112,3 +113,12 @@ def test_only_the_batch_form_keeps_an_average_unless_it_is_asked_for() -> None:
         optimizer = DDPNOpt(model, **options)  # type: ignore[arg-type]
         train(model, optimizer, EVERY)
         assert all("average" in optimizer.state[p] for p in model.parameters()) is kept
+
+
+def test_an_optimizer_goes_with_its_last_reference() -> None:
+    model = network()
+    optimizer = DDPNOpt(model)
+    train(model, optimizer, EVERY)
+    seen = weakref.ref(optimizer)
+    del optimizer
+    assert seen() is None
