@@ -23,8 +23,8 @@ def run(context: Context) -> Result:
     )
     tables = [Table("accuracy", caption, frame), settings_table([e for entries in found for e in entries])]
     extra = (
-        "DDPNOpt(model) is this package's batch-coupled form, which the paper does not have; the claims are ours. It is "
-        "tested with the average of its weights, opt.eval(), which is part of it; the baselines have none."
+        "DDPNOpt(model) is this package's batch-coupled form, which the paper does not have; the claims are ours. It "
+        "is tested with the average of its weights, opt.eval(), which is part of it; the baselines have none."
     )
     return Result([_claim(entries) for entries in found], tables, notes=[*notes(context, chosen), extra])
 
