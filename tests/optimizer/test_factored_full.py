@@ -6,7 +6,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ddpnopt import DDPNOpt
+from ddpnopt.errors import NonFiniteError
 from ddpnopt.value import Factored, Full
+from ddpnopt.value.full import _positive
 
 CURVATURES = ["identity", "rmsprop", "adam", "kfac", "ekfac"]
 
@@ -77,3 +79,12 @@ def test_more_columns_than_units_take_the_matrix() -> None:
     F.cross_entropy(model(torch.randn(4, 6, dtype=torch.float64)), torch.tensor([0, 1, 2, 0])).backward()
     opt.step()
     assert used == [Full.__name__]
+
+
+def test_a_value_hessian_that_is_not_finite_is_named() -> None:
+    V = torch.eye(3).repeat(2, 1, 1)
+    V[1, 0, 0] = float("nan")
+    with pytest.raises(NonFiniteError, match="V_xx is not finite"):
+        _positive(V)
+    V[1, 0, 0] = -1.0
+    assert torch.equal(_positive(V)[1], torch.diag(torch.tensor([0.0, 1.0, 1.0])))
