@@ -182,7 +182,7 @@ def draw(costs: dict[str, list[Cost]], words: str) -> Figure:
         for column, (label, found) in enumerate(costs.items()):
             _bars(axes[column], found, memory=False)
             _bars(axes[len(costs) + column], found, memory=True)
-            axes[column].set_title(f"{label}, batch {found[0].batch_size}: ms an iteration")
+            axes[column].set_title(f"{label}, batch {found[0].batch_size} (ms)")
             axes[len(costs) + column].set_title("Peak memory (MB)")
         return finish(made, "Runtime and memory of one iteration", words)
 

@@ -174,6 +174,6 @@ def _positive(V: Tensor) -> Tensor:
         )
     try:
         values, vectors = torch.linalg.eigh(V)
-    except torch.linalg.LinAlgError:  # eigenvalues too far apart for single precision
+    except RuntimeError:  # LinAlgError: eigenvalues too far apart for single precision
         values, vectors = (part.to(V.dtype) for part in torch.linalg.eigh(V.double()))
     return (vectors * values.clamp_min(0)[:, None, :]) @ vectors.mT
