@@ -13,7 +13,9 @@ from ddpnopt.bench.runs import Run
 from ddpnopt.bench.windows import LOST, MARGIN, Point, Standing, Standings, Window
 from ddpnopt.runner.outcome import Outcome
 
-HEADINGS = ("method", "window (decades)", "from – to", "best %", "at lr", "default %", "diverged", "time to loss")
+HEADINGS = (
+    "method", "window (decades)", "from – to", "best %", "at lr", "default %", "diverged", "time to loss", "own window",
+)  # fmt: skip
 
 
 def cells(row: Standing) -> list[str]:
@@ -27,6 +29,7 @@ def cells(row: Standing) -> list[str]:
         _accuracy(row.default) if row.default else "–",
         f"{row.diverged}/{row.runs}",
         "–" if math.isnan(row.time_ratio) else f"{row.time_ratio:.2f}",
+        _decades(row.own_window),
     ]
 
 
@@ -63,8 +66,8 @@ def explanation(result: Standings) -> str:
     text = (
         f"{_seeds(result).capitalize()}, {_epochs(result)}, batch size {result.task.batch_size}. Window: "
         f"decades of learning rates within {MARGIN:g} points of the best of all methods "
-        f"({result.best_accuracy:.1f} %), ≥ where it reaches the end of what was tried. Diverged: runs that ended in "
-        f"NaN, an error, or a loss above {LOST:g} times that of guessing."
+        f"({result.best_accuracy:.1f} %), ≥ where it reaches the end of what was tried; own window: of the best of the "
+        f"method itself. Diverged: runs that ended in NaN, an error, or a loss above {LOST:g} times that of guessing."
     )
     if math.isfinite(result.target):
         kind = "form" if all(row.contender.ours for row in result.rows) else "baseline"
