@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,8 +109,14 @@ def _ratios(wanted: Sequence[Case], job: Job) -> None:
     from ddpnopt.bench import speed_figures, speed_report
     from ddpnopt.bench.machine import heading
 
-    costs = [cost for case in _measure(wanted, job.repeats, beside_base=True) for cost in case]
-    saved = speed_report.write(costs, job.folder, "speed", heading(job.threads))
+    costs: list[Cost] = []
+    saved: list[Path] = []
+
+    def keep(found: list[Cost]) -> None:  # at once: a large network may take long
+        costs.extend(found)
+        saved[:] = speed_report.write(costs, job.folder, "speed", heading(job.threads))
+
+    _measure(wanted, job.repeats, keep)
     _announce(saved + speed_figures.draw(costs, job.folder / "speed"))
 
 
@@ -128,8 +134,10 @@ def _growth(what: str, wanted: Sequence[Case], job: Job) -> None:
     _announce(saved + speed_figures.draw_growth(what, fits, job.folder / stem))
 
 
-def _measure(wanted: Sequence[Case], repeats: int, *, beside_base: bool = False) -> list[list[Cost]]:
-    """Case after case, each shown as soon as it is done."""
+def _measure(
+    wanted: Sequence[Case], repeats: int, keep: Callable[[list[Cost]], None] | None = None
+) -> list[list[Cost]]:
+    """Case after case, each shown and kept as soon as it is done."""
     from ddpnopt.bench import speed_report
     from ddpnopt.bench.speed import measure
 
@@ -151,8 +159,10 @@ def _measure(wanted: Sequence[Case], repeats: int, *, beside_base: bool = False)
                 out.print(speed_report.cost_table(title, found))
                 for reason in speed_report.reasons(found):
                     out.print(reason, style="dim", markup=False, highlight=False)
-                if beside_base and speed_report.base_rows(found):
+                if keep is not None and speed_report.base_rows(found):
                     out.print(speed_report.base_table(title, found))
+            if keep is not None:
+                keep(by_case[-1])
     return by_case
 
 
