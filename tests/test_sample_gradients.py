@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from ddpnopt import layers
+from ddpnopt import DDPNOpt, layers
 from ddpnopt.layers import Conv, Layer
 
 
@@ -44,3 +47,36 @@ def test_sample_gradients_of_a_convolution_are_those_of_its_patches(
         patch.setattr(layers, "CACHED", cached)
         found = layer.sample_grads(x, v)
     torch.testing.assert_close(found, Layer.sample_grads(layer, x, v), rtol=1e-10, atol=1e-12)
+
+
+class Tokens(nn.Module):
+    """Attention's kind of layer: the same weights at every place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x))).mean(1)
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Conv2d(3, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(27, 3))
+
+
+@pytest.mark.parametrize("curvature", ["identity", "rmsprop", "kfac", "ekfac"])
+@pytest.mark.parametrize("value", ["batch", "outer"])
+@pytest.mark.parametrize("kind", ["convolutions", "tokens"])
+def test_recomputing_gives_the_same_weights_as_keeping(kind: str, value: str, curvature: str) -> None:
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        model = (convolutional() if kind == "convolutions" else Tokens()).double()
+        options: dict[str, Any] = {"value": value, "curvature": curvature, "recompute": recompute}
+        opt = DDPNOpt(model, 0.1, **options)
+        for _ in range(3):
+            x = torch.randn(5, 2, 6, 6) if kind == "convolutions" else torch.randn(5, 7, 4)
+            F.cross_entropy(model(x.double()), torch.randint(3, (5,))).backward()
+            opt.step()
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)

@@ -195,11 +195,29 @@ class ByPlaces(_WrittenOut):
         return self.layer.grad(self.x, scale_samples(w, self.p))
 
 
-def sample_gradients(layer: Layer, x: Tensor, p: Tensor, *, others: int = 1) -> SampleGradients:
-    """The cheapest form of P_u for inputs x and output gradients p; `others`: how many each is multiplied with."""
+class Recomputed(ByPlaces):
+    """Written out for inner products, and let go at once; the sum is formed anew through one gradient."""
+
+    def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
+        return Explicit(self.layer, self.x, self.p).dots(metric, p)
+
+    def gram(self, metric: Metric, other: ByPlaces | None = None) -> Tensor:
+        written = None if other is None else Explicit(other.layer, other.x, other.p)
+        return Explicit(self.layer, self.x, self.p).gram(metric, written)
+
+
+def sample_gradients(
+    layer: Layer, x: Tensor, p: Tensor, *, others: int = 1, recompute: bool = False
+) -> SampleGradients:
+    """The cheapest form of P_u for inputs x and output gradients p; `others`: how many each is multiplied with.
+
+    `recompute` asks for a form that keeps nothing beside x and p.
+    """
     if x.dim() == 2:
         return RankOne(layer, x, p)
     P = layer.rows(p).shape[1]
     _, O, J = layer.joint_shape
     # multiplications for each sample: through the places, or through weights that are written out
-    return (ByPlaces if others * P * P * (J + O) < O * J * (P + others) else Explicit)(layer, x, p)
+    if others * P * P * (J + O) < O * J * (P + others):
+        return ByPlaces(layer, x, p)
+    return (Recomputed if recompute else Explicit)(layer, x, p)

@@ -102,6 +102,8 @@ class DDPNOpt(HookedOptimizer):
             weights and state stay as they were in both cases.
         weight_grads: let autograd fill `.grad` of the layers with feedback, too. DDPNOpt does not use it (it weights
             each sample anew), so by default it is not computed.
+        recompute: form the gradients of single samples (convolutions, tokens) twice rather than keep them from the
+            backward to the forward sweep: less memory, and one weight gradient more to compute.
         diagnostics: measure everything in `report` at each step.
         data_parallel: train one batch in several processes: True (all processes of `torch.distributed`), a process
             group of it, or False. By default it is found out from `DistributedDataParallel` around the model. Without
@@ -132,6 +134,7 @@ class DDPNOpt(HookedOptimizer):
         exclude: Iterable[str] = (),
         on_nonfinite: str = "raise",
         weight_grads: bool = False,
+        recompute: bool = False,
         diagnostics: bool = False,
         data_parallel: Any = None,
     ) -> None:
@@ -158,7 +161,7 @@ class DDPNOpt(HookedOptimizer):
 
         self.model, self.curvature, self.method = model, curvature, method
         self.feedback, self.closed_loop = feedback, closed_loop
-        self.on_nonfinite, self.diagnostics = on_nonfinite, diagnostics
+        self.on_nonfinite, self.diagnostics, self.recompute = on_nonfinite, diagnostics, recompute
         self.report = Report()
         self._chains: dict[tuple[Any, ...], bool] = {}
         self._told: set[str] = set()
@@ -416,7 +419,7 @@ class DDPNOpt(HookedOptimizer):
         problem = Problem(
             captured.name, captured.layer, captured.x.to(dtype), u, float(group["lr"]),
             [p.to(dtype) for p in p_h], [None if p is None else p.to(dtype) for p in p_x], l_u,
-            captured.p_h_dot_h, peers,
+            captured.p_h_dot_h, peers, self.recompute,
         )  # fmt: skip
         captured.let_go()
         state = self.state[parameters[0]]

@@ -45,6 +45,7 @@ OURS = (
     Form("ddpnopt", "DDPNOpt(model)", _ddpnopt(), "no-feedback"),
     Form("no-feedback", "feedback=False", _outer(feedback=False)),
     Form("batch", "batch", _batch(), "no-feedback"),
+    Form("recompute", "batch, recompute", _batch(recompute=True, average=False), "no-feedback"),
     Form("batch-open", "batch, open loop", _batch(closed_loop=False), "no-feedback"),
     Form("outer", "outer", _outer(), "no-feedback"),
     Form("outer-open", "outer, open loop", _outer(closed_loop=False), "no-feedback"),

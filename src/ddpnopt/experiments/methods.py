@@ -58,7 +58,8 @@ def make_optimizer(name: str, model: nn.Module, lr: float | None = None, **optio
 def ddpnopt_defaults() -> dict[str, Any]:
     """The defaults of DDPNOpt's options: results are kept apart when they change."""
     parameters = inspect.signature(DDPNOpt.__init__).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+    decisive = (p for p in parameters if p.name != "recompute")  # that one changes memory and time alone
+    return {p.name: p.default for p in decisive if p.default is not inspect.Parameter.empty}
 
 
 def is_convolutional(model: nn.Module) -> bool:

@@ -29,6 +29,7 @@ class Problem:
     l_u: Parts | None = None  # gradient of the stage cost (weight decay)
     p_h_dot_h: Tensor | None = None  # <p_h, h> of the gradient, where known
     peers: Peers = ALONE  # with whom the batch is shared
+    recompute: bool = False  # gradients of samples are formed twice rather than kept
 
     @property
     def batch(self) -> int:
@@ -44,8 +45,9 @@ class Problem:
         R = len(self.p_h)
         others = R * self.batch
         if R == 1:
-            return sample_gradients(self.layer, self.x, self.p_h[0], others=others)
-        return sample_gradients(self.layer, torch.cat([self.x] * R), torch.cat(self.p_h), others=others)
+            return sample_gradients(self.layer, self.x, self.p_h[0], others=others, recompute=self.recompute)
+        x, p = torch.cat([self.x] * R), torch.cat(self.p_h)
+        return sample_gradients(self.layer, x, p, others=others, recompute=self.recompute)
 
 
 @dataclass(eq=False)

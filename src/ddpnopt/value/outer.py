@@ -48,7 +48,7 @@ class Outer:
 
     def backward(self, stage: Problem, metric: Metric) -> Policy:
         L, v, a = self.L, self.v, self.a
-        zeta = sample_gradients(stage.layer, stage.x, stage.p_h[-1])
+        zeta = sample_gradients(stage.layer, stage.x, stage.p_h[-1], recompute=stage.recompute)
         kappa = zeta.dots(metric)  # zeta_u' M^-1 zeta_u
         s = stage.eta * L * kappa
         self._s.append(s)
