@@ -57,7 +57,7 @@ def read_bench(folder: Path, title: str) -> ShownBench:
     for page in sorted(folder.glob("*.md")):
         head, found = parse(page.read_text(encoding="utf-8"))
         facts += [fact for fact in head if fact not in facts]
-        parts += found
+        parts += found[:1] if page.stem.startswith("growth") else found  # the exponents, not each size
     stems = dict.fromkeys(path.with_suffix("") for path in sorted(folder.glob("*")) if path.suffix in (".svg", ".png"))
     images = [read_image(stem, stem.name.replace("-", " ")) for stem in stems]
     return ShownBench(folder.name, title, facts, parts, images)
