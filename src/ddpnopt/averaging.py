@@ -1,9 +1,9 @@
 """The average of the weights over the last part of training: it takes out what they owe to the last few batches.
 
 With relaxation or without, each step of the batch-coupled form fits its own batch well, and the weights go on moving
-with the noise. The polynomial decay of Shamir and Zhang (2013), with n counting the updates,
+with the noise. The polynomial decay of Shamir and Zhang (2013), with n = 1, 2, … counting the updates,
 
-    m <- m + (k + 1) / (n + k + 1) (u - m)
+    m <- m + (k + 1) / (n + k) (u - m)
 
 covers about the last 1 / (k + 1) of all steps, however many there will be: there is nothing to choose.
 """

@@ -130,6 +130,7 @@ class Capture:
         self.wrapper: nn.Module | None = None  # DistributedDataParallel around the model, in the last forward pass
         self._running: Recording | None = None  # between the model's first and last instruction
         self._replay: Replay | None = None
+        self._images = any(len(unit.layer.weight_shape) == 4 for unit in units)  # whether there may be pooling
         self._with_buffers = [m for m in model.modules() if m._buffers]
         self.batch_norms = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self._handles = [
@@ -360,8 +361,7 @@ class Capture:
     ) -> list[Tensor]:
         """Run the forward pass again: control(t, x) before stage t (it may change the weights), observe(t, h) after."""
         replay = Replay(recording, control, observe)
-        images = any(len(unit.parameters[0].shape) == 4 for unit in self.units)
-        pooling = PlainMaxPooling() if images else nullcontext()
+        pooling = PlainMaxPooling() if self._images else nullcontext()
         with torch.no_grad(), self._replaying(recording, replay), pooling:
             self.model(*recording.args, **recording.kwargs)
         replay.check(recording)

@@ -159,11 +159,13 @@ class Explicit(_WrittenOut):
 class ByPlaces(_WrittenOut):
     """Few places and large weights (tokens): inner products through the places, sums through one gradient."""
 
+    written = False  # whether the gradients are written out for inner products whatever the metric
+
     def __init__(self, layer: Layer, x: Tensor, p: Tensor) -> None:
         self.layer, self.x, self.p = layer, x, p
 
     def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
-        if metric.D is not None:
+        if self.written or metric.D is not None:
             return Explicit(self.layer, self.x, self.p).dots(metric, p)
         X = metric.columns(self.layer.augmented(self.x))
         left = metric.rows(self.layer.rows(self.p))
@@ -172,7 +174,7 @@ class ByPlaces(_WrittenOut):
         return places.sum((1, 2, 3))
 
     def gram(self, metric: Metric, other: ByPlaces | None = None) -> Tensor:
-        if metric.D is not None:
+        if self.written or metric.D is not None:
             written = None if other is None else Explicit(other.layer, other.x, other.p)
             return Explicit(self.layer, self.x, self.p).gram(metric, written)
         X, V = self._rotated(metric)
@@ -198,12 +200,7 @@ class ByPlaces(_WrittenOut):
 class Recomputed(ByPlaces):
     """Written out for inner products, and let go at once; the sum is formed anew through one gradient."""
 
-    def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
-        return Explicit(self.layer, self.x, self.p).dots(metric, p)
-
-    def gram(self, metric: Metric, other: ByPlaces | None = None) -> Tensor:
-        written = None if other is None else Explicit(other.layer, other.x, other.p)
-        return Explicit(self.layer, self.x, self.p).gram(metric, written)
+    written = True
 
 
 def sample_gradients(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, overload
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ddpnopt.capture import Capture
-from ddpnopt.errors import NonFiniteError
 from ddpnopt.scaling import scaler_factor
 
 
@@ -70,20 +68,3 @@ class HookedOptimizer(torch.optim.Optimizer):
     @abstractmethod
     def _step(self) -> None:
         """One step; what it cannot finish it leaves as it was."""
-
-
-def finite_sum(tensors: list[Tensor]) -> float:
-    """A number that is finite exactly if all numbers are (but for one beyond 1e38); reads each tensor once."""
-    sums = [t.sum(dtype=torch.float32) if t.dtype.itemsize < 4 else t.sum().float() for t in tensors]
-    return float(torch.stack(sums).sum()) if sums else 0.0
-
-
-def require_finite(tensors: list[Tensor], what: str, advice: str = "") -> None:
-    """Raise `NonFiniteError` if any number is NaN or infinite."""
-    check_finite(finite_sum(tensors), what, advice)
-
-
-def check_finite(total: float, what: str, advice: str = "") -> None:
-    """`require_finite` for a `finite_sum`."""
-    if not math.isfinite(total):
-        raise NonFiniteError(f"{what} is not finite. Weights and state are as they were before this step.{advice}")

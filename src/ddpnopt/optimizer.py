@@ -18,10 +18,11 @@ from ddpnopt.averaging import Averaging
 from ddpnopt.capture import Capture
 from ddpnopt.curvature import Adam, Curvature, Identity, RMSprop, Seen, require
 from ddpnopt.errors import ModelError, NonFiniteError, OpenLoopWarning, OptionError, StepError
+from ddpnopt.finite import ADVICE, check_finite, finite_sum
 from ddpnopt.groups import Groups, penalty
 from ddpnopt.kronecker import EKFAC, KFAC
 from ddpnopt.layers import Layer, Parts
-from ddpnopt.loop import HookedOptimizer, check_finite, finite_sum
+from ddpnopt.loop import HookedOptimizer
 from ddpnopt.loss import total_loss
 from ddpnopt.method import Method, losses
 from ddpnopt.parallel import ALONE, FAILED, OVERFLOWN, READY, Group, Peers, Together, share_gradients, unwrap
@@ -39,7 +40,6 @@ DEFAULT_RELAX = 0.7
 DEFAULT_RELAX_STEPS = 100.0
 OPEN_LOOP_LR = 1e-3  # of Adam, for parameters without feedback beside value="batch"
 ATTEMPTS = 4  # forward passes with ever shorter steps before a step is given up
-ADVICE = " Look at the batch and the learning rate; on_nonfinite='skip' leaves such batches out and counts them."
 STACK_LEVEL = 7  # from the warning up to the user's step(): two decorators of torch stand in between
 CURVATURES: dict[str, Callable[[], Curvature]] = {
     "identity": Identity,

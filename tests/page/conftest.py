@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_results import write_grid, write_table3, write_toy
+from page_results import write_grid, write_speed, write_table3, write_toy
 
 from ddpnopt.reproduce.page.build import write_page
 
-SPEED = Path(__file__).parents[2] / "results" / "speed"
 # Without the switches for the background a closed network answers Chromium's own connections with noise.
 SWITCHES = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 
@@ -26,7 +25,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_toy(folder)
     (folder / "fig-adam").mkdir()
     (folder / "fig-adam" / "losses.csv").write_text("lr,loss\n", encoding="utf-8")
-    shutil.copytree(SPEED, folder / "speed")
+    write_speed(folder)
     return folder
 
 

@@ -87,3 +87,17 @@ def write_toy(out: Path) -> Path:
         axes.plot([0, 1], [1, 0])
         result = Result(claims=[], pictures=[Picture("toy", "Feedback in the plane.", drawn)])
         return write(Item("toy", "Toy", "Figure 2", _nothing), result, Context(out))
+
+
+def write_speed(out: Path) -> None:
+    """Pages as `ddpnopt bench speed` writes them: two networks, and a growth of which the exponents alone are shown."""
+    folder = out / "speed"
+    folder.mkdir()
+    head = "- machine: some, 2 cores\n- command: `ddpnopt bench speed`\n"
+    table = "| method | time / SGD |\n| --- | ---: |\n| SGD | 1.00 |\n| outer | 1.59 |\n"
+    for name, titles in (
+        ("speed", ("FCN of DIGITS, batch size 8", "CNN, batch size 128")),
+        ("growth-batch", ("Exponents", "fcn-256x4, batch size 8", "fcn-256x4, batch size 16")),
+    ):
+        parts = [f"### {title}\n\n{table}" for title in titles]
+        (folder / f"{name}.md").write_text("\n".join([head, *parts]), encoding="utf-8")

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from ddpnopt.baselines.chain import ChainStage, chain, check_deterministic
 from ddpnopt.capture import Capture
 from ddpnopt.errors import ModelError, OptionError
-from ddpnopt.loop import HookedOptimizer, require_finite
+from ddpnopt.finite import require_finite
+from ddpnopt.loop import HookedOptimizer
 
 
 @dataclass(eq=False)

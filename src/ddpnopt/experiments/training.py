@@ -144,7 +144,7 @@ def fit(
 
 
 def set_mode(optimizer: Optimizer, mode: str) -> None:
-    """ "train" or "eval": some optimizers keep two sets of weights, one to train and one to use."""
+    """Switch to "train" or "eval": some optimizers keep two sets of weights, one to train and one to use."""
     switch = getattr(optimizer, mode, None)
     if switch is not None:
         switch()

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ddpnopt.errors import NonFiniteError
+from ddpnopt.finite import ADVICE, require_finite
 from ddpnopt.layers import Parts
 from ddpnopt.metric import Metric
 from ddpnopt.sample_metric import mixed_terms, output_metric
@@ -167,13 +167,9 @@ def _trace(V: Tensor, N: Tensor) -> Tensor:
 
 def _positive(V: Tensor) -> Tensor:
     """V without its negative eigenvalues."""
-    if not bool(V.isfinite().all()):  # eigh would speak of convergence
-        raise NonFiniteError(
-            "V_xx is not finite. Weights and state are as they were before this step. Look at the batch and the "
-            "learning rate; on_nonfinite='skip' leaves such batches out and counts them."
-        )
+    require_finite([V], "V_xx", ADVICE)  # eigh would speak of convergence
     try:
         values, vectors = torch.linalg.eigh(V)
-    except RuntimeError:  # LinAlgError: eigenvalues too far apart for single precision
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # eigenvalues too far apart for single precision
         values, vectors = (part.to(V.dtype) for part in torch.linalg.eigh(V.double()))
     return (vectors * values.clamp_min(0)[:, None, :]) @ vectors.mT

@@ -1,0 +1,29 @@
+"""Whether all numbers are finite, found out by reading each once."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ddpnopt.errors import NonFiniteError
+
+ADVICE = " Look at the batch and the learning rate; on_nonfinite='skip' leaves such batches out and counts them."
+
+
+def finite_sum(tensors: list[Tensor]) -> float:
+    """A number that is finite exactly if all numbers are (but for one beyond 1e38); reads each tensor once."""
+    sums = [t.sum(dtype=torch.float32) if t.dtype.itemsize < 4 else t.sum().float() for t in tensors]
+    return float(torch.stack(sums).sum()) if sums else 0.0
+
+
+def require_finite(tensors: list[Tensor], what: str, advice: str = "") -> None:
+    """Raise `NonFiniteError` if any number is NaN or infinite."""
+    check_finite(finite_sum(tensors), what, advice)
+
+
+def check_finite(total: float, what: str, advice: str = "") -> None:
+    """`require_finite` for a `finite_sum`."""
+    if not math.isfinite(total):
+        raise NonFiniteError(f"{what} is not finite. Weights and state are as they were before this step.{advice}")
