@@ -46,7 +46,7 @@ def test_batch_equals_joint_state_ddp_in_value_and_weights(
         eta = eta / 10  # its first step is ten times the later ones: the loss would rise and the step be shortened
     spy = BatchSpy(monkeypatch)
     z, q = take_step(
-        net, X, y, lr=eta, value="batch", terminal=terminal, curvature=curvature, closed_loop=closed_loop,
+        net, X, y, lr=eta, value="batch", dof=1.0, terminal=terminal, curvature=curvature, closed_loop=closed_loop,
         weight_decay=weight_decay,
     )  # fmt: skip
     result = oracle.joint_ddp(
@@ -118,7 +118,7 @@ def test_a_residual_block_equals_joint_ddp_on_the_extended_state_with_the_ledger
     steps = residual_steps(net)
     curvature, eta = CURVATURES[kind]
     spy = BatchSpy(monkeypatch)
-    z, q = take_step(net, X, y, lr=eta, value="batch", terminal=terminal, curvature=curvature)
+    z, q = take_step(net, X, y, lr=eta, value="batch", dof=1.0, terminal=terminal, curvature=curvature)
 
     # backward: dense, on the extended state; columns P by the chain rule
     H = terminal_hessian(terminal, z, q, y)

@@ -34,11 +34,13 @@ class Method:
     vxx_reg: float
     guard: bool
     mean: bool
+    dof: float = 1.0  # of value="batch"
 
     def __post_init__(self) -> None:
         require(self.value in VALUES, "value", self.value, f"one of {', '.join(VALUES)}")
         require(self.order in (1, 2), "order", self.order, "1 or 2")
         require(self.vxx_reg >= 0, "vxx_reg", self.vxx_reg, "zero or positive")
+        require(0 < self.dof <= 1, "dof", self.dof, "in (0, 1]")
         if isinstance(self.terminal, str):
             require(self.terminal in forms.NAMES, "terminal", self.terminal, f"one of {', '.join(forms.NAMES)}")
         else:
@@ -76,7 +78,7 @@ class Method:
             L = self._lambda(recording, p_h[0][-1], peers)
             if self.value == "outer":
                 return (p_h, p_x), Outer(L, along_gradient=True, guard=self.guard, displacement=displacement)
-            return (p_h, p_x), _joint(L, torch.full_like(L, relax), displacement, 1, peers)
+            return (p_h, p_x), self._joint(L, torch.full_like(L, relax), displacement, 1, peers)
         k, z, _ = single_output(recording)
         F = forms.factor(self.terminal, z, self.mean) * self.share(recording, peers) ** 0.5  # (R, B, n)
         pulled_h, pulled_x = pull_back(capture, recording, k, F.reshape(len(F), *z.shape))
@@ -92,7 +94,15 @@ class Method:
         # the gradient itself is a column without curvature
         L = torch.cat([torch.zeros_like(ones), ones.repeat(len(F))])
         v = torch.cat([relax * ones, torch.zeros_like(ones).repeat(len(F))])
-        return columns, _joint(L, v, displacement, 1 + len(F), peers)
+        return columns, self._joint(L, v, displacement, 1 + len(F), peers)
+
+    def _joint(
+        self, L: Tensor, v: Tensor, displacement: Displacement, columns: int, peers: Peers
+    ) -> Batch | Blocks:
+        """The joint form, for a large batch in blocks; shared with others it is coupled whole, whatever its size."""
+        if peers.alone and len(L) // columns > LARGEST:
+            return Blocks(L, v, displacement, columns, self.dof)
+        return Batch(L, v, displacement, columns, peers, self.dof)
 
     def _lambda(self, recording: Recording, q: Tensor, peers: Peers) -> Tensor:
         """Curvature along the gradient: (B,)."""
@@ -145,13 +155,6 @@ class Method:
         if self.along_gradient:
             return self._lambda(recording, q, peers).sqrt()[:, None, None] * q.flatten(1)[:, None]
         return forms.factor(self.terminal, z, self.mean).transpose(0, 1) * self.share(recording, peers) ** 0.5
-
-
-def _joint(L: Tensor, v: Tensor, displacement: Displacement, columns: int, peers: Peers) -> Batch | Blocks:
-    """The joint form, for a large batch in blocks; shared with others it is coupled as a whole, whatever its size."""
-    if peers.alone and len(L) // columns > LARGEST:
-        return Blocks(L, v, displacement, columns)
-    return Batch(L, v, displacement, columns, peers)
 
 
 def outputs_with_gradient(recording: Recording) -> list[tuple[int, Tensor, Tensor]]:

@@ -38,6 +38,7 @@ from ddpnopt.value import Batch, Blocks, Displacement, Problem, ValueFunction
 DEFAULT_LR = 3.0  # of value="batch": 1 / damping. Found over six tasks, see docs/method.md
 DEFAULT_RELAX = 0.7
 DEFAULT_RELAX_STEPS = 100.0
+DEFAULT_DOF = 0.25
 OPEN_LOOP_LR = 1e-3  # of Adam, for parameters without feedback beside value="batch"
 ATTEMPTS = 4  # forward passes with ever shorter steps before a step is given up
 STACK_LEVEL = 7  # from the warning up to the user's step(): two decorators of torch stand in between
@@ -88,6 +89,9 @@ class DDPNOpt(HookedOptimizer):
         relax: the share of each sample's loss that a step of value="batch" asks to remove. Less is safer and slower.
         relax_steps: that share falls as 1 / sqrt(1 + steps / relax_steps), as the noise of the batches asks for, and
             without knowing how many steps there will be; None keeps it constant.
+        dof: degrees of freedom that a step of value="batch" may use, for each sample of the batch: the damping is raised
+            until they suffice, whatever the learning rate. It keeps a step from fitting its batch at the expense of the
+            others; 1 sets no limit.
         guard: keep the stage's own Gauss-Newton term in Q_uu for all that concerns feedback (the recursion and K), so
             that V_xx stays positive and no sample overcorrects.
         average: keep the average of the weights for `eval()`; by default for value="batch". It takes the memory of one
@@ -125,6 +129,7 @@ class DDPNOpt(HookedOptimizer):
         vxx_reg: float = 0.0,
         relax: float = DEFAULT_RELAX,
         relax_steps: float | None = DEFAULT_RELAX_STEPS,
+        dof: float = DEFAULT_DOF,
         guard: bool = True,
         average: bool | None = None,
         momentum: float = 0.0,
@@ -148,7 +153,7 @@ class DDPNOpt(HookedOptimizer):
         require(open_loop_lr is None or open_loop_lr >= 0, "open_loop_lr", open_loop_lr, "zero or positive")
         if terminal is None:
             terminal = "sqrt" if value == "batch" else "gn"
-        method = Method(value, terminal, order, vxx_reg, guard, mean=reduction == "mean")
+        method = Method(value, terminal, order, vxx_reg, guard, mean=reduction == "mean", dof=dof)
         if isinstance(curvature, str):
             require(curvature in CURVATURES, "curvature", curvature, f"one of {', '.join(CURVATURES)}")
             curvature = CURVATURES[curvature]()
@@ -416,15 +421,15 @@ class DDPNOpt(HookedOptimizer):
         group, l_u = self._groups.settings(captured.name, parameters, u)
         if captured.extra is not None:
             l_u = captured.extra if l_u is None else [a + b for a, b in zip(l_u, captured.extra, strict=True)]
-        problem = Problem(
-            captured.name, captured.layer, captured.x.to(dtype), u, float(group["lr"]),
-            [p.to(dtype) for p in p_h], [None if p is None else p.to(dtype) for p in p_x], l_u,
-            captured.p_h_dot_h, peers, self.recompute,
-        )  # fmt: skip
-        captured.let_go()
         state = self.state[parameters[0]]
         if state.setdefault("parts", len(parameters)) != len(parameters):
             state.clear()  # the bias has been frozen or set free: begin anew
+        problem = Problem(
+            captured.name, captured.layer, captured.x.to(dtype), u, float(group["lr"]),
+            [p.to(dtype) for p in p_h], [None if p is None else p.to(dtype) for p in p_x], l_u,
+            captured.p_h_dot_h, peers, self.recompute, state,
+        )  # fmt: skip
+        captured.let_go()
 
         def backup() -> Parts:
             for p in parameters:

@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, Phase, event, given, note, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import ddpnopt.value.batch
+import ddpnopt.value.damping
 from ddpnopt import EKFAC, KFAC, DDPNOpt, ModelError, NonFiniteError, OpenLoopWarning, OptionError
 
 LONG = os.environ.get("DDPNOPT_HOSTILE")
@@ -156,8 +156,9 @@ def test_batch_on_any_chain_equals_joint_ddp(
     note(str(model))
     steps = oracle.steps_of(out_of_place(before), case.batch(size)[0])
     kind = w.pop("kind")
-    with patch.object(ddpnopt.value.batch, "FLOOR", 0.0):  # the oracle has no floor below the damping
-        opt, z, q, phi = step(case, model, size, terminal=terminal, curvature=curvature(kind), relax=relax, **w)
+    with patch.object(ddpnopt.value.damping, "FLOOR", 0.0):  # the oracle has no floor below the damping
+        form = {"terminal": terminal, "curvature": curvature(kind), "relax": relax, "dof": 1.0}
+        opt, z, q, phi = step(case, model, size, **form, **w)
     if opt.report.shortened:
         event("shortened")  # the first attempt is what the oracle knows
         return
@@ -195,7 +196,7 @@ def test_outer_and_batch_on_any_graph_equal_the_dense_reference(
     note(str(model))
     s = Settings(value, terminal, guard=guard, mean=mean, relax=0.7 if value == "batch" else 1.0, **w)
     opt = DDPNOpt(
-        model, s.lr, value=value, terminal=terminal, curvature=curvature(s.kind), guard=guard, relax=s.relax,
+        model, s.lr, value=value, terminal=terminal, curvature=curvature(s.kind), guard=guard, relax=s.relax, dof=1.0,
         reduction="mean" if mean else "sum", closed_loop=s.closed_loop, weight_decay=s.weight_decay, diagnostics=True,
     )  # fmt: skip
     for at in range(2 if s.kind == "identity" and value == "outer" else 1):  # the reference has no memory
@@ -205,7 +206,7 @@ def test_outer_and_batch_on_any_graph_equal_the_dense_reference(
         rng = torch.get_rng_state()
         opt.zero_grad()
         shares(case, model(x), y, mean).sum().backward()
-        with patch.object(ddpnopt.value.batch, "FLOOR", 0.0):
+        with patch.object(ddpnopt.value.damping, "FLOOR", 0.0):
             opt.step()
         if opt.report.shortened or (value == "outer" and not guard and opt.report.guarded):
             event("shortened or clipped")

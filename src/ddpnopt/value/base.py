@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ class Problem:
     p_h_dot_h: Tensor | None = None  # <p_h, h> of the gradient, where known
     peers: Peers = ALONE  # with whom the batch is shared
     recompute: bool = False  # gradients of samples are formed twice rather than kept
+    state: dict[str, Any] = field(default_factory=dict)  # what the value function keeps from step to step
 
     @property
     def batch(self) -> int:

@@ -27,21 +27,28 @@ from ddpnopt.metric import Metric
 from ddpnopt.parallel import ALONE, Peers
 from ddpnopt.value.base import Direction, Displacement, Policy, Problem
 from ddpnopt.value.coupling import Coupling
+from ddpnopt.value.damping import damped
 
 Solver = Callable[[Tensor | None], Tensor]
 """From c_t, None for zero, to the weights of the columns."""
-FLOOR = 0.03  # least damping, relative to the mean diagonal of what is damped
 
 
 class Batch:
     """Joint value function of the batch: V_x = P v, V_xx = P L P'."""
 
     def __init__(
-        self, L: Tensor, v: Tensor, displacement: Displacement, columns: int = 1, peers: Peers = ALONE
+        self,
+        L: Tensor,
+        v: Tensor,
+        displacement: Displacement,
+        columns: int = 1,
+        peers: Peers = ALONE,
+        dof: float = 1.0,
     ) -> None:
         both = peers.gather(torch.stack([L.double(), v.double()], 1), columns)
         L, v = both[:, 0].contiguous(), both[:, 1].contiguous()
         self.columns = columns  # R; the first is the gradient
+        self.dof = dof  # degrees of freedom that a step may use, for each sample
         self.L = L  # (N,), N = R B columns
         self.root = L.sqrt()
         # v_T / L^1/2 where L > 0; a column without curvature keeps its weight v_T at all stages
@@ -98,7 +105,7 @@ class Batch:
         if dots is not None:
             self.m = self.m + stage.eta * dots.double()
         m, root, kept = self.m, self.root, self.kept  # by name: a closure over self would keep all of it alive
-        cholesky = factorise((root[:, None] * S).mul_(root))
+        cholesky = damped((root[:, None] * S).mul_(root), len(S) // self.columns, self.dof, stage.state)
         base = self.target - root * (S @ kept)
 
         def weights(c: Tensor, fraction: float) -> Tensor:
@@ -119,16 +126,3 @@ class Batch:
         gradient[: len(c) // self.columns] = 1.0
         return float(gradient @ c + 0.5 * (self.L * c) @ c)
 
-
-def factorise(A: Tensor) -> Tensor:
-    """Cholesky factor of I + A, with more damping than I where the floor or a failure asks for it; A is used up."""
-    diagonal = A.diagonal()
-    damping = max(1.0, float(diagonal.mean()) * FLOOR)
-    diagonal.add_(damping)
-    for _ in range(8):
-        factor, failed = torch.linalg.cholesky_ex(A)
-        if not failed:
-            break
-        diagonal.add_(99 * damping)
-        damping *= 100
-    return factor

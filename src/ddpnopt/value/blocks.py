@@ -24,13 +24,15 @@ LARGEST = 512  # samples in a block: up to here the algebra on B x B matrices is
 class Blocks:
     """Joint value functions of the blocks of a batch, each of which stands for the whole."""
 
-    def __init__(self, L: Tensor, v: Tensor, displacement: Displacement, columns: int = 1) -> None:
+    def __init__(
+        self, L: Tensor, v: Tensor, displacement: Displacement, columns: int = 1, dof: float = 1.0
+    ) -> None:
         self.columns, self.displacement = columns, displacement
         B = len(L) // columns
         n = -(-B // LARGEST)
         self.sizes = [B * (k + 1) // n - B * k // n for k in range(n)]
         pairs = zip(self._split(L), self._split(v), strict=True)
-        self.blocks = [Batch(n * l_b, v_b, displacement, columns) for l_b, v_b in pairs]
+        self.blocks = [Batch(n * l_b, v_b, displacement, columns, dof=dof) for l_b, v_b in pairs]
 
     def _split(self, a: Tensor) -> list[Tensor]:
         """(R B, …) -> (R b, …) of each block."""
@@ -43,7 +45,7 @@ class Blocks:
         xs = stage.x.split(self.sizes)
         p_hs = zip(*(p.split(self.sizes) for p in stage.p_h), strict=True)
         return [
-            Problem(stage.name, stage.layer, x, stage.u, stage.eta, list(p_h), [None] * len(p_h), l_u)
+            Problem(stage.name, stage.layer, x, stage.u, stage.eta, list(p_h), [None] * len(p_h), l_u, state=stage.state)
             for x, p_h in zip(xs, p_hs, strict=True)
         ]
 
