@@ -96,9 +96,7 @@ class Method:
         v = torch.cat([relax * ones, torch.zeros_like(ones).repeat(len(F))])
         return columns, self._joint(L, v, displacement, 1 + len(F), peers)
 
-    def _joint(
-        self, L: Tensor, v: Tensor, displacement: Displacement, columns: int, peers: Peers
-    ) -> Batch | Blocks:
+    def _joint(self, L: Tensor, v: Tensor, displacement: Displacement, columns: int, peers: Peers) -> Batch | Blocks:
         """The joint form, for a large batch in blocks; shared with others it is coupled whole, whatever its size."""
         if peers.alone and len(L) // columns > LARGEST:
             return Blocks(L, v, displacement, columns, self.dof)

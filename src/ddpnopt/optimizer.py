@@ -89,9 +89,9 @@ class DDPNOpt(HookedOptimizer):
         relax: the share of each sample's loss that a step of value="batch" asks to remove. Less is safer and slower.
         relax_steps: that share falls as 1 / sqrt(1 + steps / relax_steps), as the noise of the batches asks for, and
             without knowing how many steps there will be; None keeps it constant.
-        dof: degrees of freedom that a step of value="batch" may use, for each sample of the batch: the damping is raised
-            until they suffice, whatever the learning rate. It keeps a step from fitting its batch at the expense of the
-            others; 1 sets no limit.
+        dof: degrees of freedom that a step of value="batch" may use, for each sample of the batch: the damping is
+            raised until they suffice, whatever the learning rate. It keeps a step from fitting its batch at the
+            expense of the others; 1 sets no limit.
         guard: keep the stage's own Gauss-Newton term in Q_uu for all that concerns feedback (the recursion and K), so
             that V_xx stays positive and no sample overcorrects.
         average: keep the average of the weights for `eval()`; by default for value="batch". It takes the memory of one

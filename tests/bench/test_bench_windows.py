@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from ddpnopt.bench.campaign import promising
 from ddpnopt.bench.contenders import ABLATIONS, CONTENDERS
 from ddpnopt.bench.runs import Run
 from ddpnopt.bench.tasks import TASKS
@@ -122,3 +123,17 @@ def test_a_form_of_ddpnopt_that_is_its_default_is_the_same_run() -> None:
     assert Run(TASK, spelled, 1.0, 0).key == Run(TASK, CONTENDERS["ddpnopt"], 1.0, 0).key
     assert Run(TASK, ABLATIONS["ddpnopt"], 1.0, 0).key == Run(TASK, CONTENDERS["ddpnopt"], 1.0, 0).key
     assert Run(TASK, ABLATIONS["sampled"], 1.0, 0).key != Run(TASK, ABLATIONS["sqrt"], 1.0, 0).key
+
+
+def test_further_seeds_are_for_rates_that_came_near_and_for_the_default() -> None:
+    adam = CONTENDERS["adam"]
+    accuracies = {0.001: 95.0, 0.01: 86.0, 0.1: 84.0}
+    first = {Run(TASK, adam, lr, 0): outcome(a, lr) for lr, a in accuracies.items()}
+    first[Run(TASK, adam, 1.0, 0)] = outcome(0, 1.0, diverged=True)
+    further = [Run(TASK, adam, lr, seed) for seed in (1, 2) for lr in (*accuracies, 1.0, None)]
+    chosen = promising(further, first, near=10)
+    assert [(run.lr, run.seed) for run in chosen] == [(lr, seed) for seed in (1, 2) for lr in (0.001, 0.01, None)]
+    there = {**first, **{run: outcome(90.0, run.lr or 0.003) for run in chosen}}
+    result = standings(TASK, there)
+    assert result is not None
+    assert result.seeds_in_words == "3 seeds, 1 far from the best"

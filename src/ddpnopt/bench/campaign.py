@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ddpnopt.bench.contenders import Contender
 from ddpnopt.bench.runs import Run
 from ddpnopt.bench.tasks import Task
+from ddpnopt.runner.outcome import Outcome
 
 
 def plan(
@@ -21,6 +23,24 @@ def plan(
             for position in range(points):
                 runs += [Run(task, m, rates[m.name][position], seed) for m in methods if position < len(rates[m.name])]
     return runs
+
+
+def promising(runs: Sequence[Run], first: Mapping[Run, Outcome], near: float) -> list[Run]:
+    """Of the runs with further seeds those that can matter for a window.
+
+    That is where the first seed came within `near` points of the best of its method, and the default settings.
+    """
+    accuracies = {run: run.task.chance if o.diverged else o.accuracy for run, o in first.items()}
+    best: dict[tuple[str, str], float] = {}
+    for run, accuracy in accuracies.items():
+        key = run.task.name, run.contender.name
+        best[key] = max(accuracy, best.get(key, 0.0))
+    found = []
+    for run in runs:
+        accuracy = accuracies.get(replace(run, seed=0), 0.0)
+        if run.lr is None or accuracy >= best.get((run.task.name, run.contender.name), 0.0) - near:
+            found.append(run)
+    return found
 
 
 def _only(rates: list[float], only: Sequence[float] | None) -> list[float]:

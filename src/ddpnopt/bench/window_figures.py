@@ -47,7 +47,7 @@ def draw(result: Standings, stem: Path) -> list[Path]:
                 where.sharey(axes[0])
         axes[0].set_ylabel("test accuracy (%)")
         made.suptitle(result.task.label, x=0.012, ha="left", fontsize=12.5, fontweight="bold")
-        over = f"Mean and range over {result.seeds} seeds" if result.seeds > 1 else "One seed"
+        over = f"Mean and range over {result.seeds_in_words}" if result.seeds > 1 else "One seed"
         text = f"{over}. Cross: a run diverged. Ring: the default setting. Grey: within {MARGIN:g} points of the best."
         made.supxlabel(text, x=0.012, ha="left", fontsize=8, color=style.SOFT_INK)
         return style.save(made, stem)

@@ -35,7 +35,7 @@ def cells(row: Standing) -> list[str]:
 
 def table(result: Standings) -> Table:
     """For the screen; the best of each column is marked."""
-    made = Table(title=f"{result.task.label}, {_seeds(result)}", title_justify="left", title_style="bold")
+    made = Table(title=f"{result.task.label}, {result.seeds_in_words}", title_justify="left", title_style="bold")
     for position, heading in enumerate(HEADINGS):
         made.add_column(heading.replace(" ", "\n", 1), justify="right" if position else "left", no_wrap=not position)
     for row in result.rows:
@@ -64,7 +64,7 @@ def markdown(result: Standings) -> str:
 def explanation(result: Standings) -> str:
     """What the columns mean, for this task."""
     text = (
-        f"{_seeds(result).capitalize()}, {_epochs(result)}, batch size {result.task.batch_size}. Window: "
+        f"{result.seeds_in_words.capitalize()}, {_epochs(result)}, batch size {result.task.batch_size}. Window: "
         f"decades of learning rates within {MARGIN:g} points of the best of all methods "
         f"({result.best_accuracy:.1f} %), ≥ where it reaches the end of what was tried; own window: of the best of the "
         f"method itself. Diverged: runs that ended in NaN, an error, or a loss above {LOST:g} times that of guessing."
@@ -181,10 +181,6 @@ def _rate(value: float) -> str:
         return f"{value:.1g}" if value < 10 else f"{value:.0f}"
     mantissa, _, exponent = f"{value:.0e}".partition("e")
     return f"{mantissa}e{int(exponent)}"
-
-
-def _seeds(result: Standings) -> str:
-    return "one seed" if result.seeds == 1 else f"{result.seeds} seeds"
 
 
 def _epochs(result: Standings) -> str:

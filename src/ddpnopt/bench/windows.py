@@ -114,6 +114,14 @@ class Standings:
     fastest: str
     """The baseline that is first to reach it, the unit of the times."""
     seeds: int
+    fewest: int
+    """Seeds of the learning rate that has the fewest."""
+
+    @property
+    def seeds_in_words(self) -> str:
+        if self.seeds == 1:
+            return "one seed"
+        return f"{self.seeds} seeds" + (f", {self.fewest} far from the best" if self.fewest < self.seeds else "")
 
 
 def window(points: Sequence[Point], floor: float) -> Window:
@@ -228,8 +236,9 @@ def standings(task: Task, outcomes: Mapping[Run, Outcome]) -> Standings | None:
         )
         for name, points in sorted(swept.items(), key=lambda item: not methods[item[0]].ours)
     )
-    seeds = max(len(point.outcomes) for points in swept.values() for point in points)
-    return Standings(task, rows, top, target, methods[reference].label, methods[fastest].label, seeds)
+    seeds = [len(point.outcomes) for points in swept.values() for point in points]
+    labels = methods[reference].label, methods[fastest].label
+    return Standings(task, rows, top, target, *labels, max(seeds), min(seeds))
 
 
 def _point(found: list[tuple[int, Outcome]], task: Task) -> Point:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ddpnopt.bench.campaign import plan
+from ddpnopt.bench.campaign import plan, promising
 from ddpnopt.bench.contenders import ABLATIONS, CONTENDERS, POINTS, contenders
 from ddpnopt.bench.runs import Run
 from ddpnopt.bench.tasks import TASKS, Task, tasks
@@ -37,6 +37,14 @@ def lr_window(
         typer.Option("--methods", help=f"Comma separated; all of {', '.join(CONTENDERS)}.", show_default=False),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0 on.")] = 3,
+    near: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="More seeds only where the first came within this many points of the best of its method.",
+            show_default=False,
+        ),
+    ] = None,
     lrs: Annotated[
         str | None,
         typer.Option(
@@ -67,7 +75,12 @@ def lr_window(
     methods = contenders(list(known) if method_names is None else split_names("--methods", method_names), known)
     wanted = plan(chosen, methods, 1 if quick else seeds, min(points, QUICK_POINTS) if quick else points, _rates(lrs))
     folder = writable_folder(out)
-    outcomes = _collect(wanted, folder, 0 if report_only else jobs, data_dir)
+    jobs = 0 if report_only else jobs
+    if near is not None:
+        first = [run for run in wanted if run.seed == 0]
+        further = promising([run for run in wanted if run.seed], _collect(first, folder, jobs, data_dir), near)
+        wanted = [*first, *further]
+    outcomes = _collect(wanted, folder, jobs, data_dir)
     _show(chosen, outcomes, folder, "ablations" if ablations else "lr-window")
 
 

@@ -125,4 +125,3 @@ class Batch:
         gradient = torch.zeros_like(c)
         gradient[: len(c) // self.columns] = 1.0
         return float(gradient @ c + 0.5 * (self.L * c) @ c)
-

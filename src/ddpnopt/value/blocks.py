@@ -24,9 +24,7 @@ LARGEST = 512  # samples in a block: up to here the algebra on B x B matrices is
 class Blocks:
     """Joint value functions of the blocks of a batch, each of which stands for the whole."""
 
-    def __init__(
-        self, L: Tensor, v: Tensor, displacement: Displacement, columns: int = 1, dof: float = 1.0
-    ) -> None:
+    def __init__(self, L: Tensor, v: Tensor, displacement: Displacement, columns: int = 1, dof: float = 1.0) -> None:
         self.columns, self.displacement = columns, displacement
         B = len(L) // columns
         n = -(-B // LARGEST)
@@ -45,7 +43,9 @@ class Blocks:
         xs = stage.x.split(self.sizes)
         p_hs = zip(*(p.split(self.sizes) for p in stage.p_h), strict=True)
         return [
-            Problem(stage.name, stage.layer, x, stage.u, stage.eta, list(p_h), [None] * len(p_h), l_u, state=stage.state)
+            Problem(
+                stage.name, stage.layer, x, stage.u, stage.eta, list(p_h), [None] * len(p_h), l_u, state=stage.state
+            )
             for x, p_h in zip(xs, p_hs, strict=True)
         ]
 

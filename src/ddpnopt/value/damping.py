@@ -1,13 +1,13 @@
 """How much the algebra on B x B matrices is damped: by the learning rate, and by what a batch can tell.
 
-A step solves (d I + A) y = r, A = L^1/2 S L^1/2, where d = 1 is what the learning rate asks for. Its effective degrees of
-freedom are those of a ridge regression on the batch,
+A step solves (d I + A) y = r, A = L^1/2 S L^1/2, where d = 1 is what the learning rate asks for. Its effective degrees
+of freedom are those of a ridge regression on the batch,
 
     tr A (A + d I)^-1  =  N - d |C^-1|^2,        C C' = A + d I,        N the size of A
 
 With a large learning rate they come near B: every sample is fitted, noise and all, at the expense of those in other
-batches. So d is raised until they are at most `dof` for each of the B samples. Relative to the mean diagonal of A what is needed
-changes little from step to step: it is kept, and corrected by the ratio found / allowed.
+batches. So d is raised until they are at most `dof` for each of the B samples. Relative to the mean diagonal of A what
+is needed changes little from step to step: it is kept, and corrected by the ratio found / allowed.
 """
 
 from __future__ import annotations
