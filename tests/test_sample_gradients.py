@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ddpnopt import DDPNOpt, layers
+from ddpnopt import DDPNOpt, gradients, layers
 from ddpnopt.layers import Conv, Layer
 
 
@@ -60,23 +60,40 @@ class Tokens(nn.Module):
         return self.second(torch.tanh(self.first(x))).mean(1)
 
 
+class Residual(nn.Module):
+    """No chain: a layer whose input does not show the whole state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inside, self.last = nn.Conv2d(2, 3, 3), nn.Conv2d(3, 3, 3, padding=1), nn.Linear(48, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        return self.last((x + torch.tanh(self.inside(x))).flatten(1))
+
+
 def convolutional() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Conv2d(3, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(27, 3))
 
 
 @pytest.mark.parametrize("curvature", ["identity", "rmsprop", "kfac", "ekfac"])
 @pytest.mark.parametrize("value", ["batch", "outer"])
-@pytest.mark.parametrize("kind", ["convolutions", "tokens"])
-def test_recomputing_gives_the_same_weights_as_keeping(kind: str, value: str, curvature: str) -> None:
+@pytest.mark.parametrize("kind", ["convolutions", "tokens", "residual"])
+@pytest.mark.parametrize("written", [2**20, 40])
+def test_recomputing_gives_the_same_weights_as_keeping(
+    kind: str, value: str, curvature: str, written: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradients, "WRITTEN", written)  # all outputs of a layer at a time, or one
     found = []
-    for recompute in (False, True):
+    for recompute in (False, True, None):
         torch.manual_seed(0)
-        model = (convolutional() if kind == "convolutions" else Tokens()).double()
+        model = {"convolutions": convolutional, "tokens": Tokens, "residual": Residual}[kind]().double()
         options: dict[str, Any] = {"value": value, "curvature": curvature, "recompute": recompute}
         opt = DDPNOpt(model, 0.1, **options)
         for _ in range(3):
-            x = torch.randn(5, 2, 6, 6) if kind == "convolutions" else torch.randn(5, 7, 4)
+            x = torch.randn(5, 7, 4) if kind == "tokens" else torch.randn(5, 2, 6, 6)
             F.cross_entropy(model(x.double()), torch.randint(3, (5,))).backward()
             opt.step()
         found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
+    for other in found[1:]:
+        torch.testing.assert_close(found[0], other, rtol=1e-9, atol=1e-11)

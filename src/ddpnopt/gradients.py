@@ -7,6 +7,8 @@ For sample i it is the vector P_u[i] = g_u' p_i. Three questions are asked of th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +20,7 @@ from ddpnopt.metric import Metric
 
 SAMPLES = 128  # taken together in an update
 CHUNK = 2**24  # numbers held at once where a Gram matrix goes through explicit gradients
+WRITTEN = 2**20  # … that are not kept: small enough for the cache
 
 
 class Sums(Protocol):
@@ -166,7 +169,7 @@ class ByPlaces(_WrittenOut):
 
     def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
         if self.written or metric.D is not None:
-            return Explicit(self.layer, self.x, self.p).dots(metric, p)
+            return self._over_outputs(metric, p, lambda part, m, q: part.dots(m, q))
         X = metric.columns(self.layer.augmented(self.x))
         left = metric.rows(self.layer.rows(self.p))
         right = left if p is None else metric.rows(self.layer.rows(p))
@@ -175,8 +178,9 @@ class ByPlaces(_WrittenOut):
 
     def gram(self, metric: Metric, other: ByPlaces | None = None) -> Tensor:
         if self.written or metric.D is not None:
-            written = None if other is None else Explicit(other.layer, other.x, other.p)
-            return Explicit(self.layer, self.x, self.p).gram(metric, written)
+            if other is not None:
+                return Explicit(self.layer, self.x, self.p).gram(metric, Explicit(other.layer, other.x, other.p))
+            return self._over_outputs(metric, None, lambda part, m, _: part.gram(m))
         X, V = self._rotated(metric)
         Y, W = (X, V) if other is None else other._rotated(metric)
         (B, P), C = X.shape[:2], len(Y)
@@ -189,6 +193,25 @@ class ByPlaces(_WrittenOut):
                 block = (x[rows] @ y.T).mul_(v[rows] @ w.T)
                 K[i : i + some] += block.view(-1, P, C, P).sum((1, 3))
         return K
+
+    def _over_outputs(
+        self, metric: Metric, p: Tensor | None, ask: Callable[[Explicit, Metric, Tensor | None], Tensor]
+    ) -> Tensor:
+        """Inner products of gradients written out, for some outputs at a time where a metric keeps them apart."""
+        (g, O, J), B = self.layer.joint_shape, len(self.x)
+        rows = max(1, WRITTEN // (B * J))
+        if g > 1 or metric.T_A is not None or rows >= O:
+            return ask(Explicit(self.layer, self.x, self.p), metric, p)
+        total: Tensor | None = None
+        for i in range(0, O, rows):
+            some = i, min(rows, O - i)
+            layer, own = self.layer.narrow(self.p, *some)
+            other = None if p is None else self.layer.narrow(p, *some)[1]
+            D = None if metric.D is None else [d.narrow(0, *some) for d in metric.D]
+            part = ask(Explicit(layer, self.x, own), Metric(D=D), other)
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total
 
     def _rotated(self, metric: Metric) -> tuple[Tensor, Tensor]:
         return metric.columns(self.layer.augmented(self.x)), metric.rows(self.layer.rows(self.p))
@@ -204,11 +227,11 @@ class Recomputed(ByPlaces):
 
 
 def sample_gradients(
-    layer: Layer, x: Tensor, p: Tensor, *, others: int = 1, recompute: bool = False
+    layer: Layer, x: Tensor, p: Tensor, *, others: int = 1, recompute: bool | None = None
 ) -> SampleGradients:
     """The cheapest form of P_u for inputs x and output gradients p; `others`: how many each is multiplied with.
 
-    `recompute` asks for a form that keeps nothing beside x and p.
+    `recompute` asks for a form that keeps nothing beside x and p, by default where the gradients would take more.
     """
     if x.dim() == 2:
         return RankOne(layer, x, p)
@@ -217,4 +240,6 @@ def sample_gradients(
     # multiplications for each sample: through the places, or through weights that are written out
     if others * P * P * (J + O) < O * J * (P + others):
         return ByPlaces(layer, x, p)
+    if recompute is None:
+        recompute = prod(layer.weight_shape) > x[0].numel() + p[0].numel()
     return (Recomputed if recompute else Explicit)(layer, x, p)

@@ -15,9 +15,11 @@ P is 1 for `nn.Linear` on (B, n) inputs, the number of tokens on (B, tokens, n),
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from copy import copy
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +54,7 @@ class Layer(ABC):
     bias: bool
     groups: int
     weight_shape: tuple[int, ...]
+    output_dim: ClassVar[int] = 1  # of h
 
     @abstractmethod
     def apply(self, x: Tensor, u: Parts) -> Tensor:
@@ -80,6 +83,12 @@ class Layer(ABC):
     def sample_grads(self, x: Tensor, v: Tensor) -> Tensor:
         """g_u' v_i of each sample, without the bias: (B, g, O, J0)."""
         return torch.einsum("bpgo,bpgj->bgoj", self.rows(v), self.patches(x))
+
+    def narrow(self, v: Tensor, start: int, rows: int) -> tuple[Layer, Tensor]:
+        """Some of the outputs alone: the layer that has them, which must be without groups, and their part of v."""
+        part = copy(self)
+        object.__setattr__(part, "weight_shape", (rows, *self.weight_shape[1:]))
+        return part, v.narrow(self.output_dim, start, rows)
 
     @property
     def joint_shape(self) -> tuple[int, int, int]:
@@ -119,6 +128,7 @@ class Linear(Layer):
     weight_shape: tuple[int, ...]
     bias: bool
     groups: int = 1
+    output_dim: ClassVar[int] = -1
 
     def apply(self, x: Tensor, u: Parts) -> Tensor:
         return F.linear(x, *u)

@@ -106,8 +106,10 @@ class DDPNOpt(HookedOptimizer):
             weights and state stay as they were in both cases.
         weight_grads: let autograd fill `.grad` of the layers with feedback, too. DDPNOpt does not use it (it weights
             each sample anew), so by default it is not computed.
-        recompute: form the gradients of single samples (convolutions, tokens) twice rather than keep them from the
-            backward to the forward sweep: less memory, and one weight gradient more to compute.
+        recompute: True keeps less from the backward to the forward sweep, for large models: gradients of single samples
+            (convolutions, tokens) and slopes at the layers' inputs are computed anew. False keeps all of them. By
+            default gradients of samples are computed anew in layers where they would take more memory than the layer's
+            input and output.
         diagnostics: measure everything in `report` at each step.
         data_parallel: train one batch in several processes: True (all processes of `torch.distributed`), a process
             group of it, or False. By default it is found out from `DistributedDataParallel` around the model. Without
@@ -139,7 +141,7 @@ class DDPNOpt(HookedOptimizer):
         exclude: Iterable[str] = (),
         on_nonfinite: str = "raise",
         weight_grads: bool = False,
-        recompute: bool = False,
+        recompute: bool | None = None,
         diagnostics: bool = False,
         data_parallel: Any = None,
     ) -> None:
@@ -345,11 +347,13 @@ class DDPNOpt(HookedOptimizer):
     ) -> list[Tensor] | None:
         """Algorithm 3 on the captured layers; the new outputs."""
         once = self.method.value != "batch" and not self.diagnostics  # the forward pass will not be repeated
-        displacement = Displacement(self._is_chain(recording), once)
+        displacement = Displacement(self._is_chain(recording), once, bool(self.recompute))
         share = self.relax if self.relax_steps is None else self.relax / math.sqrt(1 + self.steps / self.relax_steps)
         (p_h, p_x), value = self.method.start(self._capture, recording, displacement, share, peers)
         if not once:
             losses(recording, self.method.mean)  # now, while the stages are whole
+        if self.recompute:
+            p_x = [[None] * len(column) for column in p_x]
         stages = [
             self._stage(stage, old, [h[t] for h in p_h], [x[t] for x in p_x], peers)
             for t, stage in enumerate(recording.stages)

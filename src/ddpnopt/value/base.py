@@ -29,7 +29,7 @@ class Problem:
     l_u: Parts | None = None  # gradient of the stage cost (weight decay)
     p_h_dot_h: Tensor | None = None  # <p_h, h> of the gradient, where known
     peers: Peers = ALONE  # with whom the batch is shared
-    recompute: bool = False  # gradients of samples are formed twice rather than kept
+    recompute: bool | None = None  # whether gradients of samples are formed twice rather than kept
     state: dict[str, Any] = field(default_factory=dict)  # what the value function keeps from step to step
 
     @property
@@ -114,11 +114,13 @@ class Displacement:
 
     In a chain it is taken at the input of layer t, exactly. In any other graph the state has parts that no layer's
     input shows (skip connections), and c_t is kept as a ledger: each layer adds what its own update has done,
-    <p_h, h^ - h> - <p_x, x^ - x>.
+    <p_h, h^ - h> - <p_x, x^ - x>. Where p_x was not kept, the layer is applied once more: <p_x, dx> = <p_h, g_x dx>,
+    and the entry is <p_h, g(x^, du)>.
     """
 
-    def __init__(self, chain: bool, once: bool = False) -> None:
+    def __init__(self, chain: bool, once: bool = False, recompute: bool = False) -> None:
         self.chain, self.once = chain, once  # once: p_x is let go as soon as it has been asked for
+        self.recompute = recompute  # p_x is not there
         self._ledger: list[Tensor] | None = None
 
     def reset(self) -> None:
@@ -129,19 +131,22 @@ class Displacement:
         """c_t as (R B,); None for zero."""
         if x_hat is None:
             return None
-        if self.chain:
-            if stage.p_x[0] is None:
-                return None
-            dx = x_hat.to(stage.x.dtype) - stage.x
-            c = torch.cat([per_sample_dot(p, dx) for p in stage.p_x if p is not None])
-            if self.once:
-                stage.p_x = []
-            return c
-        return None if self._ledger is None else torch.cat(self._ledger)
+        if not self.chain:
+            return None if self._ledger is None else torch.cat(self._ledger)
+        if stage.p_x[0] is None and not self.recompute:
+            return None
+        dx = x_hat.to(stage.x.dtype) - stage.x
+        if self.recompute:
+            dh = stage.layer.apply(dx, stage.u[:1])
+            return torch.cat([per_sample_dot(p, dh) for p in stage.p_h])
+        c = torch.cat([per_sample_dot(p, dx) for p in stage.p_x if p is not None])
+        if self.once:
+            stage.p_x = []
+        return c
 
     def after(self, stage: Problem, x_hat: Tensor, h_hat: Tensor, new_u: Parts) -> None:
         """Enter into the ledger what stage t has done."""
-        if stage.p_h_dot_h is not None and len(stage.p_h) == 1:
+        if stage.p_h_dot_h is not None and len(stage.p_h) == 1 and not self.recompute:
             own = per_sample_dot(stage.p_h[0], h_hat.to(stage.p_h[0].dtype)) - stage.p_h_dot_h
             if stage.p_x[0] is not None:
                 own = own - per_sample_dot(stage.p_x[0], x_hat.to(stage.x.dtype) - stage.x)
