@@ -52,8 +52,8 @@ def lookahead(every: int = 5, share: float = 0.5) -> Schedule:
     return before
 
 
-def setting(lr: float, relax: float, steps: float | None = None) -> dict[str, Any]:
-    return {"lr": lr, "relax": relax, "relax_steps": steps, "average": False}
+def setting(lr: float, relax: float, steps: float | None = None, dof: float = 1.0) -> dict[str, Any]:
+    return {"lr": lr, "relax": relax, "relax_steps": steps, "dof": dof, "average": False}
 
 
 SETTINGS: dict[str, tuple[dict[str, Any], Callable[[], Schedule] | None]] = {
@@ -66,6 +66,11 @@ SETTINGS: dict[str, tuple[dict[str, Any], Callable[[], Schedule] | None]] = {
     "lr 10, relax 0.7 decaying": (setting(10, 0.7, 100), None),
     "lr 10, relax 1 decaying": (setting(10, 1.0, 100), None),
     "lr 3, relax 0.7, lookahead": (setting(3, 0.7), lookahead),
+    "lr 3, relax 0.7 decaying, dof 0.25": (setting(3, 0.7, 100, 0.25), None),
+    "lr 1000, relax 0.7 decaying": (setting(1000, 0.7, 100), None),
+    "lr 1000, relax 0.7 decaying, dof 0.25": (setting(1000, 0.7, 100, 0.25), None),
+    "lr 1000, relax 0.7 decaying, dof 0.15": (setting(1000, 0.7, 100, 0.15), None),
+    "lr 1000, relax 0.7 decaying, dof 0.4": (setting(1000, 0.7, 100, 0.4), None),
     "Adam": ({}, None),
     "SGD-m": ({}, None),
 }

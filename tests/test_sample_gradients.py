@@ -97,3 +97,19 @@ def test_recomputing_gives_the_same_weights_as_keeping(
         found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     for other in found[1:]:
         torch.testing.assert_close(found[0], other, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("samples", [1, 7, 255, 256, 257, 515])
+def test_a_gram_matrix_by_halves_is_the_whole_product(samples: int) -> None:
+    x = torch.randn(samples, 9, dtype=torch.float64)
+    torch.testing.assert_close(gradients.gram(x), x @ x.T, rtol=1e-12, atol=1e-12)
+
+
+def test_a_weight_that_changes_its_precision_is_still_copied_away() -> None:
+    model = nn.Linear(3, 2)
+    opt = DDPNOpt(model)
+    for dtype in (torch.float32, torch.float64):
+        model.to(dtype)
+        F.cross_entropy(model(torch.randn(4, 3, dtype=dtype)), torch.tensor([0, 1, 1, 0])).backward()
+        opt.step()
+    assert model.weight.dtype == torch.float64

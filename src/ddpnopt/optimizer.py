@@ -172,6 +172,7 @@ class DDPNOpt(HookedOptimizer):
         self.report = Report()
         self._chains: dict[tuple[Any, ...], bool] = {}
         self._told: set[str] = set()
+        self._buffers: dict[nn.Parameter, Tensor] = {}
 
         chosen = [p for p in model.parameters() if p.requires_grad] if params is None else list(params)
         if not chosen:
@@ -438,10 +439,17 @@ class DDPNOpt(HookedOptimizer):
         def backup() -> Parts:
             for p in parameters:
                 if p not in old:
-                    old[p] = p.detach().clone()
+                    old[p] = self._buffer(p).copy_(p.detach())
             return [old[p] for p in parameters]
 
         return Stage(problem, state, list(parameters), group["momentum"], backup)
+
+    def _buffer(self, p: nn.Parameter) -> Tensor:
+        """Where a weight is copied to before it is changed: fetching memory anew would cost more than the copy."""
+        found = self._buffers.get(p)
+        if found is None or found.shape != p.shape or found.dtype != p.dtype or found.device != p.device:
+            found = self._buffers[p] = torch.empty_like(p, requires_grad=False)
+        return found
 
     def _tell(self, rest: list[nn.Parameter]) -> None:
         """Say once which parameters get no feedback."""
