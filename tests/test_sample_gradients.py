@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt, gradients, layers
 from ddpnopt.layers import Conv, Layer
+from ddpnopt.metric import Metric
 
 
 @st.composite
@@ -113,3 +114,18 @@ def test_a_weight_that_changes_its_precision_is_still_copied_away() -> None:
         F.cross_entropy(model(torch.randn(4, 3, dtype=dtype)), torch.tensor([0, 1, 1, 0])).backward()
         opt.step()
     assert model.weight.dtype == torch.float64
+
+
+@pytest.mark.parametrize("samples", [2, 40])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_the_metric_on_the_factors_of_gradients_is_that_on_their_sum(samples: int, bias: bool, diagonal: bool) -> None:
+    torch.manual_seed(0)
+    layer = layers.Linear((6, 9), bias)
+    _, O, J = layer.joint_shape
+    T_A, T_G, D = (torch.randn(1, *shape, dtype=torch.float64) for shape in ((J, J), (O, O), (O, J)))
+    metric = Metric(T_A=T_A, T_G=T_G, D=[D.exp()] if diagonal else None)
+    x, p, w = (torch.randn(samples, *shape, dtype=torch.float64) for shape in ((9,), (6,), ()))
+    found = gradients.RankOne(layer, x, p).solved(w, metric)
+    wanted = metric.solve(layer, layer.grad(x, w[:, None] * p))
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)

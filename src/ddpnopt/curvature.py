@@ -31,6 +31,7 @@ class Seen:
     v_h: Callable[[], Tensor] | None = None  # V_h of each sample as a share of the batch loss
     scale: float = 1.0  # times v_h gives the sample's own gradient: B for a mean loss, 1 for a sum
     peers: Peers = ALONE  # who have the other samples of the batch; `gradient` is over all of them already
+    solve_only: bool = False  # M^-1 will be applied to the gradient and nothing else be asked of it: no feedback
 
     def q_u(self) -> Parts:
         """Q_u = l_u + sum_i g_u' V_h."""

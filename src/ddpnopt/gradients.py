@@ -42,6 +42,9 @@ class Sums(Protocol):
     def combine(self, w: Tensor) -> Parts:
         """P_u w = sum_i w_i p_u[i]."""
 
+    def solved(self, w: Tensor, metric: Metric) -> Parts:
+        """M^-1 P_u w."""
+
     def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
         """u <- u + alpha P_u w, without writing the sum out where that can be avoided."""
 
@@ -61,6 +64,7 @@ class RankOne:
 
     def __init__(self, layer: Layer, x: Tensor, p: Tensor) -> None:
         self.layer, self.x, self.p = layer, x, p  # (B, J0), (B, O)
+        self._kept: tuple[Metric, Tensor, Tensor] | None = None
 
     def _inputs(self, metric: Metric) -> Tensor:
         x = F.pad(self.x, (0, 1), value=1.0) if self.layer.bias else self.x
@@ -97,10 +101,25 @@ class RankOne:
         return K
 
     def _rotated(self, metric: Metric) -> tuple[Tensor, Tensor]:
-        return self._inputs(metric), metric.rows(self.p[:, None])[:, 0]
+        """T_A x~ and T_G p of each sample: (B, J), (B, O)."""
+        if self._kept is None or self._kept[0] is not metric:
+            self._kept = metric, self._inputs(metric), metric.rows(self.p[:, None])[:, 0]
+        return self._kept[1:]
 
     def combine(self, w: Tensor) -> Parts:
         return self.layer.grad(self.x, scale_samples(w, self.p))
+
+    def solved(self, w: Tensor, metric: Metric) -> Parts:
+        (_, O, J), B = self.layer.joint_shape, len(w)
+        T_A, T_G = metric.T_A, metric.T_G
+        if T_A is None or T_G is None or B * (J * J + O * O) > O * J * (O + J):
+            return metric.solve(self.layer, self.combine(w))
+        # few samples beside the width: M^-1 on the factors of the gradients, not on their sum
+        x, p = self._rotated(metric)
+        p = scale_samples(w, p)
+        D = metric.diagonal(self.layer)
+        joint = (p @ T_G[0]).T @ (x @ T_A[0]) if D is None else T_G[0].T @ (p.T @ x * D[0]) @ T_A[0]
+        return self.layer.split(joint[None])
 
     def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
         # some samples at a time: the weighted gradients need not all stand beside the others
@@ -116,8 +135,13 @@ class RankOne:
 class _WrittenOut(ABC):
     """Forms whose sum is written out before it is added."""
 
+    layer: Layer
+
     @abstractmethod
     def combine(self, w: Tensor) -> Parts: ...
+
+    def solved(self, w: Tensor, metric: Metric) -> Parts:
+        return metric.solve(self.layer, self.combine(w))
 
     def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
         for weight, part in zip(u, self.combine(w), strict=True):

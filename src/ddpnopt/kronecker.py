@@ -83,9 +83,14 @@ class KFAC(_Kronecker):
             # a factor that is zero (dead units, a solved batch) leaves pi free: let the damping stand alone
             mean_A, mean_G = (f.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30) for f in (A, G))
             pi = (mean_A / mean_G).sqrt()
-            state["T_A"] = _whitening(A, pi * self.damping**0.5)
-            state["T_G"] = _whitening(G, self.damping**0.5 / pi)
+            damped = _damped(A, pi * self.damping**0.5), _damped(G, self.damping**0.5 / pi)
+            if seen.solve_only:
+                state["A_inverse"], state["G_inverse"] = (torch.cholesky_inverse(_cholesky(f)) for f in damped)
+            else:
+                state["T_A"], state["T_G"] = (_whitening(f) for f in damped)
         state["step"] = state.get("step", 0) + 1
+        if seen.solve_only:
+            return Metric(inverse=(state["A_inverse"], state["G_inverse"]))
         return Metric(T_A=state["T_A"], T_G=state["T_G"])
 
 
@@ -121,14 +126,22 @@ class EKFAC(_Kronecker):
         return Metric(T_A=state["T_A"], T_G=state["T_G"], D=[1 / (state["m2"] + self.damping)])
 
 
-def _whitening(factor: Tensor, damping: Tensor) -> Tensor:
-    """T with T' T = (factor + damping I)^-1: the inverse of the Cholesky factor."""
+def _damped(factor: Tensor, damping: Tensor) -> Tensor:
     eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
-    damped = factor + damping[:, None, None] * eye
+    return factor + damping[:, None, None] * eye
+
+
+def _cholesky(damped: Tensor) -> Tensor:
     L, failed = torch.linalg.cholesky_ex(damped)
     if failed.any():  # float32 has lost the small eigenvalues: once more with more digits
-        L = torch.linalg.cholesky(damped.double()).to(factor.dtype)
-    return torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False)
+        L = torch.linalg.cholesky(damped.double()).to(damped.dtype)
+    return L
+
+
+def _whitening(damped: Tensor) -> Tensor:
+    """T with T' T = damped^-1: the inverse of the Cholesky factor."""
+    eye = torch.eye(damped.shape[-1], dtype=damped.dtype, device=damped.device)
+    return torch.linalg.solve_triangular(_cholesky(damped), eye.expand_as(damped), upper=False)
 
 
 def _eigh(factor: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,10 +23,11 @@ class Metric:
     T_A: Tensor | None = None  # (g, J, J)
     T_G: Tensor | None = None  # (g, O, O)
     D: Parts | None = None  # like [W, b] without T_A and T_G, else [(g, O, J)]
+    inverse: tuple[Tensor, Tensor] | None = None  # T_A' T_A and T_G' T_G in their place, where `solve` is all there is
 
     @property
     def is_identity(self) -> bool:
-        return self.T_A is None and self.D is None
+        return self.T_A is None and self.D is None and self.inverse is None
 
     def diagonal(self, layer: Layer) -> Tensor | None:
         """D in the joint form (g, O, J)."""
@@ -36,6 +37,9 @@ class Metric:
 
     def solve(self, layer: Layer | None, u: Parts) -> Parts:
         """M^-1 u. Without a layer (parameters updated in open loop) only the diagonal forms apply."""
+        if self.inverse is not None:
+            assert layer is not None
+            return layer.split(self.inverse[1] @ layer.join(u) @ self.inverse[0])
         if self.T_A is None or self.T_G is None:
             return u if self.D is None else [a * d for a, d in zip(u, self.D, strict=True)]
         assert layer is not None

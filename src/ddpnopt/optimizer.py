@@ -477,7 +477,7 @@ class DDPNOpt(HookedOptimizer):
         dtype = captured.unit.parameters[0].dtype  # autocast may have made the rest smaller
         assert captured.p_h is not None
         v_h = captured.p_h.to(dtype)
-        watched = {"x": captured.x.to(dtype), "v_h": lambda: v_h, "scale": own, "peers": peers}
+        watched = {"x": captured.x.to(dtype), "v_h": lambda: v_h, "scale": own, "peers": peers, "solve_only": True}
         self._descend(captured.name, captured.unit.parameters, self.curvature, captured.layer, watched)
 
     def _descend(

@@ -107,7 +107,12 @@ def _control(
     if log is None and not stage.momentum and isinstance(curvature, Identity):
         d.add_to(stage.weights, -problem.eta)  # nothing to average or to precondition: no need to write d out
         return
-    step = descend(stage.weights, stage.state, d.parts(), problem.eta, stage.momentum, curvature, metric, problem.layer)
+    if metric.T_A is not None:  # nothing is averaged in front of M^-1
+        step = _go(stage.weights, stage.state, d.solved(problem.layer, metric), problem.eta, stage.momentum)
+    else:
+        step = descend(
+            stage.weights, stage.state, d.parts(), problem.eta, stage.momentum, curvature, metric, problem.layer
+        )
     if log is not None:
         open_loop = policy(None).parts()
         feedback = [a - b for a, b in zip(d.parts(), open_loop, strict=True)]
@@ -133,7 +138,11 @@ def descend(
     layer: Layer | None,
 ) -> Parts:
     """u <- u - eta M^-1 d with the running averages of the base optimizer; returns the step behind -eta."""
-    step = metric.solve(layer, curvature.direction(state, d))
+    return _go(weights, state, metric.solve(layer, curvature.direction(state, d)), eta, momentum)
+
+
+def _go(weights: list[Tensor], state: State, step: Parts, eta: float, momentum: float) -> Parts:
+    """u <- u - eta step, with momentum."""
     if momentum:
         old = state.get("momentum_buffer")
         if old is not None:

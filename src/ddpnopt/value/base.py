@@ -71,6 +71,13 @@ class Direction:
             self._written = add(self.peers.sum(self.summed), self.l_u)
         return self._written
 
+    def solved(self, layer: Layer, metric: Metric) -> Parts:
+        """M^-1 d."""
+        if self.peers.alone and self._written is None and self.gradients is not None and self.w is not None:
+            solved = self.gradients.solved(self.w, metric)
+            return solved if self.l_u is None else add(solved, metric.solve(layer, self.l_u))
+        return metric.solve(layer, self.parts())
+
     def add_to(self, u: list[Tensor], alpha: float) -> None:
         """u <- u + alpha d."""
         if self.peers.alone and self._written is None and self.gradients is not None and self.w is not None:

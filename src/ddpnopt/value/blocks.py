@@ -100,6 +100,10 @@ class Several:
         parts = [group.combine(own) for group, own in zip(self.groups, w.split(self.sizes), strict=True)]
         return [torch.stack(same).sum(0) for same in zip(*parts, strict=True)]
 
+    def solved(self, w: Tensor, metric: Metric) -> Parts:
+        parts = [group.solved(own, metric) for group, own in zip(self.groups, w.split(self.sizes), strict=True)]
+        return [torch.stack(same).sum(0) for same in zip(*parts, strict=True)]
+
     def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
         for group, own in zip(self.groups, w.split(self.sizes), strict=True):
             group.add_to(u, own, alpha)
