@@ -439,7 +439,7 @@ class DDPNOpt(HookedOptimizer):
         def backup() -> Parts:
             for p in parameters:
                 if p not in old:
-                    old[p] = self._buffer(p).copy_(p.detach())
+                    old[p] = p.detach().clone() if self.recompute else self._buffer(p).copy_(p.detach())
             return [old[p] for p in parameters]
 
         return Stage(problem, state, list(parameters), group["momentum"], backup)
