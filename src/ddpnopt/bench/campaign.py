@@ -8,6 +8,7 @@ from dataclasses import replace
 from ddpnopt.bench.contenders import Contender
 from ddpnopt.bench.runs import Run
 from ddpnopt.bench.tasks import Task
+from ddpnopt.bench.windows import Point
 from ddpnopt.runner.outcome import Outcome
 
 
@@ -30,7 +31,7 @@ def promising(runs: Sequence[Run], first: Mapping[Run, Outcome], near: float) ->
 
     That is where the first seed came within `near` points of the best of its method, and the default settings.
     """
-    accuracies = {run: run.task.chance if o.diverged else o.accuracy for run, o in first.items()}
+    accuracies = {run: Point(o.lr, (o,), run.task.chance).accuracy for run, o in first.items()}
     best: dict[tuple[str, str], float] = {}
     for run, accuracy in accuracies.items():
         key = run.task.name, run.contender.name

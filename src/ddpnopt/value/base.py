@@ -71,17 +71,25 @@ class Direction:
             self._written = add(self.peers.sum(self.summed), self.l_u)
         return self._written
 
+    def _own(self) -> tuple[Sums, Tensor] | None:
+        """Gradients and weights, where the sum is over our samples alone and need not be written out."""
+        if self.peers.alone and self._written is None and self.gradients is not None and self.w is not None:
+            return self.gradients, self.w
+        return None
+
     def solved(self, layer: Layer, metric: Metric) -> Parts:
         """M^-1 d."""
-        if self.peers.alone and self._written is None and self.gradients is not None and self.w is not None:
-            solved = self.gradients.solved(self.w, metric)
+        own = self._own()
+        if own is not None:
+            solved = own[0].solved(own[1], metric)
             return solved if self.l_u is None else add(solved, metric.solve(layer, self.l_u))
         return metric.solve(layer, self.parts())
 
     def add_to(self, u: list[Tensor], alpha: float) -> None:
         """u <- u + alpha d."""
-        if self.peers.alone and self._written is None and self.gradients is not None and self.w is not None:
-            self.gradients.add_to(u, self.w, alpha)
+        own = self._own()
+        if own is not None:
+            own[0].add_to(u, own[1], alpha)
             extra = self.l_u
         else:
             extra = self.parts()

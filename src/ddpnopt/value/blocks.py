@@ -9,6 +9,8 @@ which is exact where the blocks are alike, and always the average of what each b
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -43,10 +45,7 @@ class Blocks:
         xs = stage.x.split(self.sizes)
         p_hs = zip(*(p.split(self.sizes) for p in stage.p_h), strict=True)
         return [
-            Problem(
-                stage.name, stage.layer, x, stage.u, stage.eta, list(p_h), [None] * len(p_h), l_u, state=stage.state
-            )
-            for x, p_h in zip(xs, p_hs, strict=True)
+            replace(stage, x=x, p_h=list(p_h), p_x=[None] * len(p_h), l_u=l_u) for x, p_h in zip(xs, p_hs, strict=True)
         ]
 
     @property
