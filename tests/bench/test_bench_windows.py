@@ -136,4 +136,4 @@ def test_further_seeds_are_for_rates_that_came_near_and_for_the_default() -> Non
     there = {**first, **{run: outcome(90.0, run.lr or 0.003) for run in chosen}}
     result = standings(TASK, there)
     assert result is not None
-    assert result.seeds_in_words == "3 seeds, 1 far from the best"
+    assert result.seeds_in_words == "1 to 3 seeds"

@@ -121,7 +121,7 @@ class Standings:
     def seeds_in_words(self) -> str:
         if self.seeds == 1:
             return "one seed"
-        return f"{self.seeds} seeds" + (f", {self.fewest} far from the best" if self.fewest < self.seeds else "")
+        return f"{self.seeds} seeds" if self.fewest == self.seeds else f"{self.fewest} to {self.seeds} seeds"
 
 
 def window(points: Sequence[Point], floor: float) -> Window:
