@@ -167,19 +167,26 @@ class Explicit(_WrittenOut):
         made.bias = None if like.bias is None else pieces[1].view(-1, *like.bias.shape[1:])
         return made
 
+    def _rotated(self, metric: Metric) -> Tensor:
+        """T_G p_u T_A' in the joint form: (B, g, O, J)."""
+        joint = self.weight if self.bias is None else torch.cat([self.weight, self.bias[..., None]], -1)
+        if metric.T_A is not None and metric.T_G is not None:
+            joint = metric.T_G @ joint @ metric.T_A.mT
+        return joint
+
     def _pieces(self, metric: Metric) -> list[Tensor]:
         """Pieces of sqrt(M^-1) p_u, each (B, …), whose inner products add up."""
         if metric.is_identity:
             pieces = [self.weight] if self.bias is None else [self.weight, self.bias]
         else:
-            joint = self.weight if self.bias is None else torch.cat([self.weight, self.bias[..., None]], -1)
-            if metric.T_A is not None and metric.T_G is not None:
-                joint = metric.T_G @ joint @ metric.T_A.mT
-            D = metric.diagonal(self.layer)
+            joint, D = self._rotated(metric), metric.diagonal(self.layer)
             pieces = [joint if D is None else joint * D.sqrt()]
         return [piece.flatten(1) for piece in pieces]
 
     def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
+        D = metric.diagonal(self.layer)
+        if D is not None and p is None:
+            return self._rotated(metric).square().flatten(1) @ D.flatten()
         left = self._pieces(metric)
         right = left if p is None else Explicit(self.layer, self.x, p)._pieces(metric)
         dots = [torch.linalg.vecdot(a, b) for a, b in zip(left, right, strict=True)]

@@ -31,6 +31,7 @@ class Problem:
     peers: Peers = ALONE  # with whom the batch is shared
     recompute: bool | None = None  # whether gradients of samples are formed twice rather than kept
     state: dict[str, Any] = field(default_factory=dict)  # what the value function keeps from step to step
+    _gradients: SampleGradients | None = field(default=None, init=False)
 
     @property
     def batch(self) -> int:
@@ -39,16 +40,16 @@ class Problem:
 
     def let_go(self) -> None:
         """Forget the tensors of the size of the activations."""
-        self.x, self.p_h, self.p_x = self.x.new_empty(0), [], []
+        self.x, self.p_h, self.p_x, self._gradients = self.x.new_empty(0), [], [], None
 
-    def gradients(self) -> SampleGradients:
-        """P_u of all columns: column r of sample i is row r B + i."""
-        R = len(self.p_h)
-        others = R * self.batch
-        if R == 1:
-            return sample_gradients(self.layer, self.x, self.p_h[0], others=others, recompute=self.recompute)
-        x, p = torch.cat([self.x] * R), torch.cat(self.p_h)
-        return sample_gradients(self.layer, x, p, others=others, recompute=self.recompute)
+    def gradients(self, *, coupled: bool) -> SampleGradients:
+        """P_u of all columns, column r of sample i in row r B + i; coupled: each will be multiplied with all others."""
+        if self._gradients is None:
+            R = len(self.p_h)
+            x, p = (self.x, self.p_h[0]) if R == 1 else (torch.cat([self.x] * R), torch.cat(self.p_h))
+            others = R * self.batch if coupled else 1
+            self._gradients = sample_gradients(self.layer, x, p, others=others, recompute=self.recompute)
+        return self._gradients
 
 
 @dataclass(eq=False)

@@ -18,7 +18,7 @@ class Coupling:
     """P_u of one stage; the exchange begins at once, so that it goes on while the stage behind is computed."""
 
     def __init__(self, stage: Problem) -> None:
-        self.stage, self.own = stage, stage.gradients()
+        self.stage, self.own = stage, stage.gradients(coupled=True)
         if stage.peers.alone:
             return
         R, peers = len(stage.p_h), stage.peers

@@ -41,6 +41,8 @@ class Outer:
         return V if self.a is None else V + scale_samples(self.a, stage.p_h[1])
 
     def gradient(self, stage: Problem) -> Parts:
+        if self.a is None:  # through what s needs anyway
+            return stage.gradients(coupled=False).combine(self.v)
         return stage.layer.grad(stage.x, self.v_h(stage))
 
     def prepare(self, stage: Problem) -> None:
@@ -48,7 +50,11 @@ class Outer:
 
     def backward(self, stage: Problem, metric: Metric) -> Policy:
         L, v, a = self.L, self.v, self.a
-        zeta = sample_gradients(stage.layer, stage.x, stage.p_h[-1], recompute=stage.recompute)
+        zeta = (
+            stage.gradients(coupled=False)
+            if a is None
+            else sample_gradients(stage.layer, stage.x, stage.p_h[1], recompute=stage.recompute)
+        )
         kappa = zeta.dots(metric)  # zeta_u' M^-1 zeta_u
         s = stage.eta * L * kappa
         self._s.append(s)
