@@ -52,8 +52,13 @@ def lookahead(every: int = 5, share: float = 0.5) -> Schedule:
     return before
 
 
-def setting(lr: float, relax: float, steps: float | None = None, dof: float = 1.0) -> dict[str, Any]:
-    return {"lr": lr, "relax": relax, "relax_steps": steps, "dof": dof, "average": False}
+def setting(lr: float, relax: float, steps: float | None = None, dof: float = 1.0, **more: Any) -> dict[str, Any]:
+    """relax is constant, falls with the steps, or, with relax_samples in place of them, with the samples."""
+    return {"lr": lr, "relax": relax, "relax_steps": steps, "dof": dof, "average": False, **more}
+
+
+def without(options: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key != name}
 
 
 SETTINGS: dict[str, tuple[dict[str, Any], Callable[[], Schedule] | None]] = {
@@ -71,6 +76,8 @@ SETTINGS: dict[str, tuple[dict[str, Any], Callable[[], Schedule] | None]] = {
     "lr 1000, relax 0.7 decaying, dof 0.25": (setting(1000, 0.7, 100, 0.25), None),
     "lr 1000, relax 0.7 decaying, dof 0.15": (setting(1000, 0.7, 100, 0.15), None),
     "lr 1000, relax 0.7 decaying, dof 0.4": (setting(1000, 0.7, 100, 0.4), None),
+    "lr 3, relax 1 decaying by samples, dof 0.25": (setting(3, 1.0, dof=0.25, relax_samples=6400), None),
+    "lr 1000, relax 1 decaying by samples, dof 0.25": (setting(1000, 1.0, dof=0.25, relax_samples=6400), None),
     "Adam": ({}, None),
     "SGD-m": ({}, None),
 }
@@ -107,10 +114,16 @@ def perform(task_name: str, name: str, seed: int) -> dict[str, object]:
     data = data_of(RunConfig("", task.dataset, task.network, seed=seed, n_train=task.n_train, validation=True), None)
     model = build(task.network, data, seed)
     options, schedule = SETTINGS[name]
-    optimizer: Optimizer = DDPNOpt(model, **options) if options else make_optimizer(name.lower(), model, None)
+    optimizer: Optimizer
+    if options:
+        steps = options.get("relax_steps")
+        samples = None if steps is None else steps * task.batch_size
+        optimizer = DDPNOpt(model, **{"relax_samples": samples, **without(options, "relax_steps")})
+    else:
+        optimizer = make_optimizer(name.lower(), model, None)
     before = schedule() if schedule is not None else None
-    steps = task.epochs * math.ceil(len(data.y_train) / task.batch_size)
-    averages, generator, step = Averages(model, steps), torch.Generator().manual_seed(seed), 0
+    length = task.epochs * math.ceil(len(data.y_train) / task.batch_size)
+    averages, generator, step = Averages(model, length), torch.Generator().manual_seed(seed), 0
     for _ in range(task.epochs):
         for x, y in data.batches(task.batch_size, generator):
             if before is not None and isinstance(optimizer, DDPNOpt):

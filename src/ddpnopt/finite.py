@@ -14,7 +14,9 @@ ADVICE = " Look at the batch and the learning rate; on_nonfinite='skip' leaves s
 
 def finite_sum(tensors: list[Tensor]) -> float:
     """A number that is finite exactly if all numbers are (but for one beyond 1e38); reads each tensor once."""
-    sums = [t.sum(dtype=torch.float32) if t.dtype.itemsize < 4 else t.sum().float() for t in tensors]
+    sums = [t.sum(dtype=torch.float32 if t.dtype.itemsize < 4 else None) for t in tensors]
+    if len({s.dtype for s in sums}) > 1:
+        sums = [s.float() for s in sums]
     return float(torch.stack(sums).sum()) if sums else 0.0
 
 

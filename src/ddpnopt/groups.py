@@ -22,6 +22,7 @@ class Groups:
 
     def __init__(self, groups: list[Group], names: dict[nn.Parameter, str], curvature: Curvature) -> None:
         self.groups, self.names, self.curvature = groups, names, curvature
+        self._of: dict[nn.Parameter, Group] = {}
         for group in groups:
             self.check(group)
 
@@ -43,10 +44,11 @@ class Groups:
 
     def of(self, parameter: nn.Parameter) -> Group:
         """The group that a parameter is in."""
-        for group in self.groups:
-            if any(p is parameter for p in group["params"]):
-                return group
-        raise KeyError(self.names[parameter])
+        found = self._of.get(parameter)
+        if found is None or not any(found is group for group in self.groups):  # load_state_dict makes new groups
+            self._of = {p: group for group in self.groups for p in group["params"]}
+            found = self._of[parameter]
+        return found
 
     def settings(self, name: str, parameters: list[nn.Parameter], u: Parts) -> tuple[Group, Parts | None]:
         """The group of a layer, and l_u of its parameters by weight decay."""

@@ -64,13 +64,16 @@ def recognise(z: Tensor, q: Tensor, mean: bool) -> Loss:
 def _cross_entropy(z: Tensor, q: Tensor, dim: int, mean: bool) -> Loss | None:
     if z.shape[dim] < 2:
         return None
-    size = q.abs().amax()
     tolerance = 1e-3 if z.dtype in (torch.float16, torch.bfloat16) else 1e-4
-    if not bool((q.sum(dim).abs() <= tolerance * size * z.shape[dim]).all()):
-        return None
     s = torch.softmax(z, dim)
     uniform = z.shape[dim] / z.numel() if mean else 1.0
     t = s - q / uniform
+    hard = _one_hot(t.argmax(dim, keepdim=True), t, dim)
+    if bool((t - hard).abs().amax() <= tolerance):  # the usual case, seen at a glance
+        return Loss("cross_entropy", hard, z.new_tensor(uniform), dim)
+    size = q.abs().amax()
+    if not bool((q.sum(dim).abs() <= tolerance * size * z.shape[dim]).all()):
+        return None
     soft = Loss("cross_entropy", _sharpen(t, dim), z.new_tensor(uniform), dim)
     possible = bool((t > -tolerance).all())
     # hard targets, the same weight at each place; with two classes other weights and soft targets look the same
@@ -79,7 +82,7 @@ def _cross_entropy(z: Tensor, q: Tensor, dim: int, mean: bool) -> Loss | None:
     # places of different weight (class weights, ignored labels, a scaled loss): weight from the label's own entry
     label = q.argmin(dim, keepdim=True)
     w = -q.gather(dim, label) / (1 - s.gather(dim, label)).clamp_min(torch.finfo(s.dtype).eps)
-    hard = torch.zeros_like(s).scatter_(dim, label, 1.0)
+    hard = _one_hot(label, s, dim)
     if bool(((q - w * (s - hard)).abs() <= tolerance * size).all()):
         return Loss("cross_entropy", hard, w.squeeze(dim), dim)
     return soft if possible else None
@@ -88,6 +91,9 @@ def _cross_entropy(z: Tensor, q: Tensor, dim: int, mean: bool) -> Loss | None:
 def _sharpen(t: Tensor, dim: int) -> Tensor:
     """Targets without rounding: those that are one-hot exactly so, the others on the simplex."""
     top, label = t.max(dim, keepdim=True)
-    hard = torch.zeros_like(t).scatter_(dim, label, 1.0)
     soft = t.clamp_min(0)
-    return torch.where(top > 0.999, hard, soft / soft.sum(dim, keepdim=True))
+    return torch.where(top > 0.999, _one_hot(label, t, dim), soft / soft.sum(dim, keepdim=True))
+
+
+def _one_hot(label: Tensor, like: Tensor, dim: int) -> Tensor:
+    return torch.zeros_like(like).scatter_(dim, label, 1.0)

@@ -36,8 +36,8 @@ from ddpnopt.units import check_devices, find_units
 from ddpnopt.value import Batch, Blocks, Displacement, Problem, ValueFunction
 
 DEFAULT_LR = 3.0  # of value="batch": 1 / damping. Found over six tasks, see docs/method.md
-DEFAULT_RELAX = 0.7
-DEFAULT_RELAX_STEPS = 100.0
+DEFAULT_RELAX = 1.0
+DEFAULT_RELAX_SAMPLES = 6400.0
 DEFAULT_DOF = 0.25
 OPEN_LOOP_LR = 1e-3  # of Adam, for parameters without feedback beside value="batch"
 ATTEMPTS = 4  # forward passes with ever shorter steps before a step is given up
@@ -87,8 +87,8 @@ class DDPNOpt(HookedOptimizer):
         order: 2 expands the dynamics to second order (with value="full").
         vxx_reg: eps added to V_xx at each layer (with value="full").
         relax: the share of each sample's loss that a step of value="batch" asks to remove. Less is safer and slower.
-        relax_steps: that share falls as 1 / sqrt(1 + steps / relax_steps), as the noise of the batches asks for, and
-            without knowing how many steps there will be; None keeps it constant.
+        relax_samples: that share falls as 1 / sqrt(1 + samples / relax_samples) with the samples seen so far, as the
+            noise of the batches asks for, and without knowing how many there will be; None keeps it constant.
         dof: degrees of freedom that a step of value="batch" may use, for each sample of the batch: the damping is
             raised until they suffice, whatever the learning rate. It keeps a step from fitting its batch at the
             expense of the others; 1 sets no limit.
@@ -130,7 +130,7 @@ class DDPNOpt(HookedOptimizer):
         order: int = 1,
         vxx_reg: float = 0.0,
         relax: float = DEFAULT_RELAX,
-        relax_steps: float | None = DEFAULT_RELAX_STEPS,
+        relax_samples: float | None = DEFAULT_RELAX_SAMPLES,
         dof: float = DEFAULT_DOF,
         guard: bool = True,
         average: bool | None = None,
@@ -151,7 +151,7 @@ class DDPNOpt(HookedOptimizer):
         require(reduction in ("mean", "sum"), "reduction", reduction, "'mean' or 'sum'")
         require(on_nonfinite in ("raise", "skip"), "on_nonfinite", on_nonfinite, "'raise' or 'skip'")
         require(0 < relax <= 1, "relax", relax, "in (0, 1]")
-        require(relax_steps is None or relax_steps > 0, "relax_steps", relax_steps, "positive, or None")
+        require(relax_samples is None or relax_samples > 0, "relax_samples", relax_samples, "positive, or None")
         require(open_loop_lr is None or open_loop_lr >= 0, "open_loop_lr", open_loop_lr, "zero or positive")
         if terminal is None:
             terminal = "sqrt" if value == "batch" else "gn"
@@ -181,8 +181,8 @@ class DDPNOpt(HookedOptimizer):
         super().__init__(
             chosen, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "open_loop_lr": open_loop_lr}
         )
-        self.relax, self.relax_steps = relax, relax_steps
-        self.steps = 0  # taken so far
+        self.relax, self.relax_samples = relax, relax_samples
+        self.steps, self.samples = 0, 0  # taken and seen so far
         wanted = value == "batch" and feedback if average is None else average
         self._averaging = Averaging() if wanted else None
         self._names = {p: name for name, p in model.named_parameters()}
@@ -210,14 +210,14 @@ class DDPNOpt(HookedOptimizer):
 
     def state_dict(self) -> dict[str, Any]:
         in_use = self._averaging is not None and self._averaging.in_use
-        extra = {"steps": self.steps, "averages_in_use": in_use}
+        extra = {"steps": self.steps, "samples": self.samples, "averages_in_use": in_use}
         return {**super().state_dict(), KEY: {**header(self.curvature), **extra}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         check_header(state_dict, self.curvature)
         super().load_state_dict({key: value for key, value in state_dict.items() if key != KEY})
         found = state_dict.get(KEY, {})
-        self.steps = found.get("steps", 0)
+        self.steps, self.samples = found.get("steps", 0), found.get("samples", 0)
         if self._averaging is not None:
             self._averaging.in_use = found.get("averages_in_use", False)
 
@@ -306,6 +306,8 @@ class DDPNOpt(HookedOptimizer):
         except BaseException:
             self._take_back(old, states)
             raise
+        if recording is not None:
+            self.samples += peers.batch(recording.batch_size)
 
     # -- together with other processes -------------------------------------------------------------------------------
 
@@ -349,7 +351,9 @@ class DDPNOpt(HookedOptimizer):
         """Algorithm 3 on the captured layers; the new outputs."""
         once = self.method.value != "batch" and not self.diagnostics  # the forward pass will not be repeated
         displacement = Displacement(self._is_chain(recording), once, bool(self.recompute))
-        share = self.relax if self.relax_steps is None else self.relax / math.sqrt(1 + self.steps / self.relax_steps)
+        share = self.relax
+        if self.relax_samples is not None:
+            share /= math.sqrt(1 + self.samples / self.relax_samples)
         (p_h, p_x), value = self.method.start(self._capture, recording, displacement, share, peers)
         if not once:
             losses(recording, self.method.mean)  # now, while the stages are whole

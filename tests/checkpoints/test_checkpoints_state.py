@@ -144,7 +144,7 @@ def test_the_state_says_which_version_has_saved_it_and_loads_safely() -> None:
     file.seek(0)
     header = torch.load(file, weights_only=True)["ddpnopt"]
     known = {"format": 1, "version": ddpnopt.__version__, "curvature": "Adam"}
-    assert header == {**known, "steps": 3, "averages_in_use": False}
+    assert header == {**known, "steps": 3, "samples": 24, "averages_in_use": False}
 
 
 def test_a_state_of_before_there_was_a_header_loads() -> None:

@@ -378,14 +378,15 @@ def test_the_loss_falls_in_the_ordinary_loop(value: str) -> None:
     assert loss.item() < 0.8 * first
 
 
-def test_the_share_asked_for_falls_with_the_root_of_the_steps() -> None:
+def test_the_share_asked_for_falls_with_the_root_of_the_samples_seen() -> None:
     found = []
-    for options, steps in (({"relax": 0.8, "relax_steps": 100.0}, 300), ({"relax": 0.4, "relax_steps": None}, 0)):
+    for options, samples in (({"relax": 0.8, "relax_samples": 100.0}, 300), ({"relax": 0.4, "relax_samples": None}, 0)):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
         opt = DDPNOpt(model, **options)
-        opt.steps = steps
+        opt.samples = samples
         F.cross_entropy(model(torch.randn(6, 4)), torch.randint(3, (6,))).backward()
         opt.step()
+        assert opt.samples == samples + 6
         found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(*found)

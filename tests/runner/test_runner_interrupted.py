@@ -142,4 +142,4 @@ def test_the_key_tells_configurations_apart_and_follows_the_defaults() -> None:
     }
     assert len(keys) == 5
     assert Training(RunConfig("adam", "wine", lr=0.01)).key in keys
-    assert '"relax": 0.7' in Training(RunConfig("ddpnopt", "wine")).key
+    assert '"relax": 1.0' in Training(RunConfig("ddpnopt", "wine")).key

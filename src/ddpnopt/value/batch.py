@@ -53,11 +53,12 @@ class Batch:
         self.root = L.sqrt()
         # v_T / L^1/2 where L > 0; a column without curvature keeps its weight v_T at all stages
         self.target = torch.where(L > 0, v / self.root.clamp_min(1e-300), 0.0)
-        self.kept = torch.where(L > 0, 0.0, v.double())
+        # with one column a sample, along its gradient, those without curvature have no gradient either
+        self.kept = torch.where(L > 0, 0.0, v) if columns > 1 else None
         self.displacement = displacement
-        self.S = L.new_zeros(len(L), len(L))
-        self.m = torch.zeros_like(L)  # sum of eta P_u' M^-1 l_u over the stages so far
-        self._v: Tensor | Callable[[], Tensor] = v.double()
+        self.S: Tensor | None = None  # zero behind the last stage
+        self.m: Tensor | None = None  # sum of eta P_u' M^-1 l_u over the stages so far, where there is any
+        self._v: Tensor | Callable[[], Tensor] = v
         self.fraction = 1.0  # of v_T that is asked for in the forward pass
         self.peers = peers
         self._coupling: Coupling | None = None  # of the stage that comes next, under way
@@ -103,26 +104,33 @@ class Batch:
             h = stage.layer.apply(stage.x, metric.solve(stage.layer, stage.l_u))
             dots = torch.cat([per_sample_dot(p, h) for p in stage.p_h])
         K, dots = coupling.gram(metric, dots)
-        S = self.S = self.S.add(K, alpha=stage.eta)
+        S = self.S = K.double().mul_(stage.eta) if self.S is None else self.S.add(K, alpha=stage.eta)
         if dots is not None:
-            self.m = self.m + stage.eta * dots.double()
+            dots = stage.eta * dots.double()
+            self.m = dots if self.m is None else self.m + dots
         m, root, kept = self.m, self.root, self.kept  # by name: a closure over self would keep all of it alive
         cholesky = damped((root[:, None] * S).mul_(root), len(S) // self.columns, self.dof, stage.state)
-        base = self.target - root * (S @ kept)
+        base = self.target if kept is None else self.target - root * (S @ kept)
 
-        def weights(c: Tensor, fraction: float) -> Tensor:
-            """(I + L S)^-1 (v_T + L c)."""
-            y = torch.cholesky_solve((fraction * base + root * c)[:, None], cholesky)[:, 0]
-            return fraction * kept + root * y
+        def weights(c: Tensor | None, fraction: float) -> Tensor:
+            """(I + L S)^-1 (v_T + L (c - m))."""
+            r = fraction * base
+            if c is not None:
+                r.addcmul_(root, c)
+            if m is not None:
+                r.addcmul_(root, m, value=-1)
+            w = root * torch.cholesky_solve(r[:, None], cholesky)[:, 0]
+            return w if kept is None else w.add_(kept, alpha=fraction)
 
-        self._v = lambda: weights(-m, 1.0)
-        return coupling.own, lambda c: weights(-m if c is None else c - m, self.fraction)
+        self._v = lambda: weights(None, 1.0)
+        return coupling.own, lambda c: weights(c, self.fraction)
 
     @property
     def guarded_share(self) -> float:
         return 0.0  # nothing to clip: the gains are bounded for any eta
 
     def predicted(self) -> float | None:
+        assert self.S is not None
         c = -self.fraction * (self.S @ self.v)  # where the linear model takes each column
         gradient = torch.zeros_like(c)
         gradient[: len(c) // self.columns] = 1.0
