@@ -41,6 +41,7 @@ DEFAULT_RELAX_SAMPLES = 6400.0
 DEFAULT_DOF = 0.25
 OPEN_LOOP_LR = 1e-3  # of Adam, for parameters without feedback beside value="batch"
 ATTEMPTS = 4  # forward passes with ever shorter steps before a step is given up
+RETAINED = 31 * 2**20  # bytes; 32 MB is the most that glibc takes notice of
 STACK_LEVEL = 7  # from the warning up to the user's step(): two decorators of torch stand in between
 CURVATURES: dict[str, Callable[[], Curvature]] = {
     "identity": Identity,
@@ -194,6 +195,8 @@ class DDPNOpt(HookedOptimizer):
         self._group = Group(None if data_parallel is True else data_parallel) if data_parallel else None
         if self._group is not None:
             self._group.broadcast(model)
+        if self._device.type == "cpu":
+            _retain_memory()
         # a share of the batch is known by its samples
         self._capture.enabled = feedback or curvature.watches_layers or self._group is not None
 
@@ -517,3 +520,13 @@ class DDPNOpt(HookedOptimizer):
         if outputs is not None and recording.used_outputs():
             change = total_loss(recording.used(outputs), found) - total_loss([z for z, _ in found], found)
             report.actual = peers.total(change)
+
+
+def _retain_memory() -> None:
+    """Let the process keep the memory that a step gives back until the next one asks for it.
+
+    glibc returns free memory to the system beyond twice the largest block that it has seen freed. Optimizers that read
+    `.grad` free blocks of the weights' size in every step; ours frees activations, at most, so that each step would
+    fetch its memory anew, page by page, which takes longer than most operations on it. One block, untouched, will do.
+    """
+    torch.empty(RETAINED, dtype=torch.uint8)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ddpnopt.gradients import SampleGradients, Sums, sample_gradients
+from ddpnopt.gradients import Explicit, SampleGradients, Sums, sample_gradients
 from ddpnopt.layers import Layer, Parts, per_sample_dot
 from ddpnopt.metric import Metric
 from ddpnopt.parallel import ALONE, Peers
@@ -41,6 +41,11 @@ class Problem:
     def let_go(self) -> None:
         """Forget the tensors of the size of the activations."""
         self.x, self.p_h, self.p_x, self._gradients = self.x.new_empty(0), [], [], None
+
+    def let_go_of_slopes(self, displacement: Displacement) -> None:
+        """Forget p_h where the forward pass reads nothing but the samples' gradients, which are written out."""
+        if isinstance(self._gradients, Explicit) and displacement.chain and not displacement.recompute:
+            self.p_h = []
 
     def gradients(self, *, coupled: bool) -> SampleGradients:
         """P_u of all columns, column r of sample i in row r B + i; coupled: each will be multiplied with all others."""

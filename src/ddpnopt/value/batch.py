@@ -87,6 +87,7 @@ class Batch:
 
     def backward(self, stage: Problem, metric: Metric) -> Policy:
         gradients, solve = self.couple(stage, metric)
+        stage.let_go_of_slopes(self.displacement)
 
         def policy(x_hat: Tensor | None) -> Direction:
             c = self.displacement.at(stage, x_hat)

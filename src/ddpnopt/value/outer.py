@@ -76,6 +76,8 @@ class Outer:
             self.a = along
         self.L = L * keep
         gain = self.L if self.guard else L  # of the feedback
+        if a is None:
+            stage.let_go_of_slopes(self.displacement)
 
         def policy(x_hat: Tensor | None) -> Direction:
             c = self.displacement.at(stage, x_hat)
