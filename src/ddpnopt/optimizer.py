@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpnopt import terminal as forms
 from ddpnopt.accumulation import join, probes, replay
 from ddpnopt.averaging import Averaging
+from ddpnopt.buffers import Buffers, retain_freed
 from ddpnopt.capture import Capture
 from ddpnopt.curvature import Adam, Curvature, Identity, RMSprop, Seen, require
 from ddpnopt.errors import ModelError, NonFiniteError, OpenLoopWarning, OptionError, StepError
@@ -41,7 +42,6 @@ DEFAULT_RELAX_SAMPLES = 6400.0
 DEFAULT_DOF = 0.25
 OPEN_LOOP_LR = 1e-3  # of Adam, for parameters without feedback beside value="batch"
 ATTEMPTS = 4  # forward passes with ever shorter steps before a step is given up
-RETAINED = 31 * 2**20  # bytes; 32 MB is the most that glibc takes notice of
 STACK_LEVEL = 7  # from the warning up to the user's step(): two decorators of torch stand in between
 CURVATURES: dict[str, Callable[[], Curvature]] = {
     "identity": Identity,
@@ -173,7 +173,7 @@ class DDPNOpt(HookedOptimizer):
         self.report = Report()
         self._chains: dict[tuple[Any, ...], bool] = {}
         self._told: set[str] = set()
-        self._buffers: dict[nn.Parameter, Tensor] = {}
+        self._buffers = Buffers()
 
         chosen = [p for p in model.parameters() if p.requires_grad] if params is None else list(params)
         if not chosen:
@@ -196,7 +196,7 @@ class DDPNOpt(HookedOptimizer):
         if self._group is not None:
             self._group.broadcast(model)
         if self._device.type == "cpu":
-            _retain_memory()
+            retain_freed()
         # a share of the batch is known by its samples
         self._capture.enabled = feedback or curvature.watches_layers or self._group is not None
 
@@ -446,17 +446,10 @@ class DDPNOpt(HookedOptimizer):
         def backup() -> Parts:
             for p in parameters:
                 if p not in old:
-                    old[p] = p.detach().clone() if self.recompute else self._buffer(p).copy_(p.detach())
+                    old[p] = p.detach().clone() if self.recompute else self._buffers.copy(p)
             return [old[p] for p in parameters]
 
         return Stage(problem, state, list(parameters), group["momentum"], backup)
-
-    def _buffer(self, p: nn.Parameter) -> Tensor:
-        """Where a weight is copied to before it is changed: fetching memory anew would cost more than the copy."""
-        found = self._buffers.get(p)
-        if found is None or found.shape != p.shape or found.dtype != p.dtype or found.device != p.device:
-            found = self._buffers[p] = torch.empty_like(p, requires_grad=False)
-        return found
 
     def _tell(self, rest: list[nn.Parameter]) -> None:
         """Say once which parameters get no feedback."""
@@ -520,13 +513,3 @@ class DDPNOpt(HookedOptimizer):
         if outputs is not None and recording.used_outputs():
             change = total_loss(recording.used(outputs), found) - total_loss([z for z, _ in found], found)
             report.actual = peers.total(change)
-
-
-def _retain_memory() -> None:
-    """Let the process keep the memory that a step gives back until the next one asks for it.
-
-    glibc returns free memory to the system beyond twice the largest block that it has seen freed. Optimizers that read
-    `.grad` free blocks of the weights' size in every step; ours frees activations, at most, so that each step would
-    fetch its memory anew, page by page, which takes longer than most operations on it. One block, untouched, will do.
-    """
-    torch.empty(RETAINED, dtype=torch.uint8)
