@@ -71,11 +71,12 @@ class RankOne:
         return metric.columns(x[:, None])[:, 0]
 
     def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
-        left = metric.rows(self.p[:, None])[:, 0]
-        right = left if p is None else metric.rows(p[:, None])[:, 0]
         if metric.is_identity:
-            return (self.x.square().sum(1) + float(self.layer.bias)) * torch.linalg.vecdot(left, right)
-        x, D = self._inputs(metric), metric.diagonal(self.layer)
+            right = self.p if p is None else p
+            return (self.x.square().sum(1) + float(self.layer.bias)) * torch.linalg.vecdot(self.p, right)
+        x, left = self._rotated(metric)
+        right = left if p is None else metric.rows(p[:, None])[:, 0]
+        D = metric.diagonal(self.layer)
         if D is None:
             return x.square().sum(1) * torch.linalg.vecdot(left, right)
         return torch.linalg.vecdot((left * right) @ D[0], x.square())

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ddpnopt.layers import Layer, Parts
@@ -50,11 +51,16 @@ class Metric:
 
     def columns(self, x: Tensor) -> Tensor:
         """T_A x~ for inputs in column form (…, g, J)."""
-        return x if self.T_A is None else torch.einsum("...gj,gkj->...gk", x, self.T_A)
+        return x if self.T_A is None else _transform(self.T_A, x)
 
     def rows(self, v: Tensor) -> Tensor:
         """T_G v for outputs in column form (…, g, O)."""
-        return v if self.T_G is None else torch.einsum("...go,gro->...gr", v, self.T_G)
+        return v if self.T_G is None else _transform(self.T_G, v)
+
+
+def _transform(T: Tensor, a: Tensor) -> Tensor:
+    """T a of each group: (g, k, j), (…, g, j) -> (…, g, k)."""
+    return F.linear(a, T[0]) if len(T) == 1 else torch.einsum("...gj,gkj->...gk", a, T)
 
 
 IDENTITY = Metric()
