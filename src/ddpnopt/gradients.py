@@ -21,7 +21,7 @@ from ddpnopt.metric import Metric
 SAMPLES = 512  # taken together in an update
 CHUNK = 2**24  # numbers held at once where a Gram matrix goes through explicit gradients
 SPLIT = 128  # rows of a Gram matrix up to which it is computed whole
-WRITTEN = 2**20  # … that are not kept: small enough for the cache
+WRITTEN = 5 * 2**18  # … that are not kept: small enough for the cache
 
 
 def gram(x: Tensor) -> Tensor:
@@ -247,11 +247,11 @@ class ByPlaces(_WrittenOut):
         self, metric: Metric, p: Tensor | None, ask: Callable[[Explicit, Metric, Tensor | None], Tensor]
     ) -> Tensor:
         """Inner products of gradients written out, for some outputs at a time where a metric keeps them apart."""
-        (g, O, J), B = self.layer.joint_shape, len(self.x)
-        rows = max(1, WRITTEN // (B * J))
-        if g > 1 or metric.T_A is not None or rows >= O:
+        O, pieces = self.layer.weight_shape[0], -(-len(self.x) * prod(self.layer.weight_shape) // WRITTEN)
+        if self.layer.groups > 1 or metric.T_A is not None or pieces == 1:
             return ask(Explicit(self.layer, self.x, self.p), metric, p)
         total: Tensor | None = None
+        rows = max(1, -(-O // pieces))  # alike: what comes before the products is done for each piece
         for i in range(0, O, rows):
             some = i, min(rows, O - i)
             layer, own = self.layer.narrow(self.p, *some)
