@@ -70,7 +70,7 @@ def test_a_batch_of_2048_lowers_its_loss_at_the_default_setting() -> None:
         losses.append(float(loss))
         loss.backward()
         opt.step()
-    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < 0.6 * losses[0]
 
 
 def test_blocks_differ_by_at_most_one_sample() -> None:
