@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
@@ -49,7 +50,7 @@ def draw(result: Standings, stem: Path) -> list[Path]:
         made.suptitle(result.task.label, x=0.012, ha="left", fontsize=12.5, fontweight="bold")
         over = f"Mean and range over {result.seeds_in_words}" if result.seeds > 1 else "One seed"
         text = f"{over}. Cross: a run diverged. Ring: the default setting. Grey: within {MARGIN:g} points of the best."
-        made.supxlabel(text, x=0.012, ha="left", fontsize=8, color=style.SOFT_INK)
+        made.supxlabel(fill(text, 75 * len(panels)), x=0.012, ha="left", fontsize=8, color=style.SOFT_INK)
         return style.save(made, stem)
 
 
