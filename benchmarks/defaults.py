@@ -52,13 +52,12 @@ def lookahead(every: int = 5, share: float = 0.5) -> Schedule:
     return before
 
 
-def setting(lr: float, relax: float, steps: float | None = None, dof: float = 1.0, **more: Any) -> dict[str, Any]:
-    """relax is constant, falls with the steps, or, with relax_samples in place of them, with the samples."""
-    return {"lr": lr, "relax": relax, "relax_steps": steps, "dof": dof, "average": False, **more}
-
-
-def without(options: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if key != name}
+def setting(
+    lr: float, relax: float, steps: float | None = None, dof: float = 1.0, samples: float | None = None
+) -> dict[str, Any]:
+    """relax is constant, or falls with the steps or with the samples."""
+    options = {"lr": lr, "relax": relax, "relax_samples": samples, "dof": dof, "average": False}
+    return options if steps is None else {**options, "relax_steps": steps}
 
 
 SETTINGS: dict[str, tuple[dict[str, Any], Callable[[], Schedule] | None]] = {
@@ -76,8 +75,8 @@ SETTINGS: dict[str, tuple[dict[str, Any], Callable[[], Schedule] | None]] = {
     "lr 1000, relax 0.7 decaying, dof 0.25": (setting(1000, 0.7, 100, 0.25), None),
     "lr 1000, relax 0.7 decaying, dof 0.15": (setting(1000, 0.7, 100, 0.15), None),
     "lr 1000, relax 0.7 decaying, dof 0.4": (setting(1000, 0.7, 100, 0.4), None),
-    "lr 3, relax 1 decaying by samples, dof 0.25": (setting(3, 1.0, dof=0.25, relax_samples=6400), None),
-    "lr 1000, relax 1 decaying by samples, dof 0.25": (setting(1000, 1.0, dof=0.25, relax_samples=6400), None),
+    "lr 3, relax 1 decaying by samples, dof 0.25": (setting(3, 1.0, dof=0.25, samples=6400), None),
+    "lr 1000, relax 1 decaying by samples, dof 0.25": (setting(1000, 1.0, dof=0.25, samples=6400), None),
     "Adam": ({}, None),
     "SGD-m": ({}, None),
 }
@@ -116,9 +115,10 @@ def perform(task_name: str, name: str, seed: int) -> dict[str, object]:
     options, schedule = SETTINGS[name]
     optimizer: Optimizer
     if options:
-        steps = options.get("relax_steps")
-        samples = None if steps is None else steps * task.batch_size
-        optimizer = DDPNOpt(model, **{"relax_samples": samples, **without(options, "relax_steps")})
+        options = dict(options)
+        if "relax_steps" in options:
+            options["relax_samples"] = options.pop("relax_steps") * task.batch_size
+        optimizer = DDPNOpt(model, **options)
     else:
         optimizer = make_optimizer(name.lower(), model, None)
     before = schedule() if schedule is not None else None

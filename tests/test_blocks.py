@@ -64,13 +64,13 @@ def test_a_batch_of_2048_lowers_its_loss_at_the_default_setting() -> None:
     torch.manual_seed(0)
     model = NETWORKS["fcn"][0]().double()
     opt = DDPNOpt(model)
-    for _ in range(20):
+    for _ in range(25):
         opt.zero_grad()
         loss = F.cross_entropy(model(x), y)
         losses.append(float(loss))
         loss.backward()
         opt.step()
-    assert losses[-1] < 0.6 * losses[0]
+    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_blocks_differ_by_at_most_one_sample() -> None:

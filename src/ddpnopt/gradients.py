@@ -66,10 +66,6 @@ class RankOne:
         self.layer, self.x, self.p = layer, x, p  # (B, J0), (B, O)
         self._kept: tuple[Metric, Tensor, Tensor] | None = None
 
-    def _inputs(self, metric: Metric) -> Tensor:
-        x = F.pad(self.x, (0, 1), value=1.0) if self.layer.bias else self.x
-        return metric.columns(x[:, None])[:, 0]
-
     def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
         if metric.is_identity:
             right = self.p if p is None else p
@@ -104,7 +100,8 @@ class RankOne:
     def _rotated(self, metric: Metric) -> tuple[Tensor, Tensor]:
         """T_A x~ and T_G p of each sample: (B, J), (B, O)."""
         if self._kept is None or self._kept[0] is not metric:
-            self._kept = metric, self._inputs(metric), metric.rows(self.p[:, None])[:, 0]
+            x = F.pad(self.x, (0, 1), value=1.0) if self.layer.bias else self.x
+            self._kept = metric, metric.columns(x[:, None])[:, 0], metric.rows(self.p[:, None])[:, 0]
         return self._kept[1:]
 
     def combine(self, w: Tensor) -> Parts:
@@ -248,10 +245,10 @@ class ByPlaces(_WrittenOut):
     ) -> Tensor:
         """Inner products of gradients written out, for some outputs at a time where a metric keeps them apart."""
         O, pieces = self.layer.weight_shape[0], -(-len(self.x) * prod(self.layer.weight_shape) // WRITTEN)
-        if self.layer.groups > 1 or metric.T_A is not None or pieces == 1:
+        if self.layer.groups > 1 or metric.T_A is not None or pieces <= 1:
             return ask(Explicit(self.layer, self.x, self.p), metric, p)
         total: Tensor | None = None
-        rows = max(1, -(-O // pieces))  # alike: what comes before the products is done for each piece
+        rows = -(-O // pieces)  # alike: what comes before the products is done for each piece
         for i in range(0, O, rows):
             some = i, min(rows, O - i)
             layer, own = self.layer.narrow(self.p, *some)
