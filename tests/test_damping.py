@@ -39,7 +39,7 @@ def test_degrees_of_freedom_settle_at_the_limit_or_the_learning_rate_rules(
     A, state = gram(samples, rank, 10**exponent, seed), {}
     mean = float(A.diagonal().mean())
     for _ in range(12):  # steps on the same batch
-        factor = damped(A.clone(), samples, dof, state)
+        factor = damped(A[None].clone(), samples, dof, [state])[0]
     found, d = used(A, factor)
     assert found <= TOLERANCE * dof + 1e-6
     assert d >= max(1.0, FLOOR * mean) * (1 - 1e-6)
@@ -49,22 +49,23 @@ def test_degrees_of_freedom_settle_at_the_limit_or_the_learning_rate_rules(
 
 def test_one_step_with_a_huge_learning_rate_is_within_bounds_at_once() -> None:
     A: Tensor = gram(32, 200, 1e8)
-    found, _ = used(A, damped(A.clone(), 32, 0.25, {}))
+    found, _ = used(A, damped(A[None].clone(), 32, 0.25, [{}])[0])
     assert found <= 0.25 * TOLERANCE**ATTEMPTS
 
 
 def test_without_a_limit_the_damping_is_that_of_the_learning_rate_and_nothing_is_kept() -> None:
     state: dict[str, Any] = {}
     A = gram(8, 20, 5.0)
-    _, d = used(A, damped(A.clone(), 8, 1.0, state))
+    _, d = used(A, damped(A[None].clone(), 8, 1.0, [state])[0])
     assert d == pytest.approx(1.0)
     assert state == {}
 
 
 def test_a_matrix_that_is_zero_or_indefinite_by_rounding_has_a_factor() -> None:
-    assert torch.equal(damped(torch.zeros(4, 4, dtype=torch.float64), 4, 0.25, {}), torch.eye(4, dtype=torch.float64))
+    zero, one = torch.zeros(1, 4, 4, dtype=torch.float64), torch.eye(4, dtype=torch.float64)
+    assert torch.equal(damped(zero, 4, 0.25, [{}])[0], one)
     A = gram(6, 2, 1e3) - 50 * torch.eye(6, dtype=torch.float64)
-    assert damped(A, 6, 0.25, {}).isfinite().all()
+    assert damped(A[None], 6, 0.25, [{}]).isfinite().all()
 
 
 def train(model: nn.Module, steps: int, **options: Any) -> tuple[DDPNOpt, list[float]]:

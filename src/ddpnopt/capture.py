@@ -30,6 +30,7 @@ from ddpnopt.recording import (
     arrived_at_stage,
     is_floating,
     rng_state,
+    when_gradient_comes,
 )
 from ddpnopt.replay import Cut, Replay, Tape
 from ddpnopt.scaling import scale, watch_overflow
@@ -124,6 +125,7 @@ class Capture:
         self.keep_outputs = True  # h itself until its gradient arrives: the ledger wants <p_h, h>
         self._without_grad: list[nn.Parameter] = []  # whose weight gradient is being skipped right now
         self._skipped: set[str] = set()  # layers that have run in a recorded pass without their weight gradient
+        self._lost: set[Unit] = set()  # to another capture
         self.seen_forward = False
         self._arrived: list[Recording] = []  # one entry for each backward pass since the last step
         self._anchor = torch.empty(0, requires_grad=True)
@@ -138,11 +140,19 @@ class Capture:
             model.register_forward_hook(_Hook(self, "_end", None), with_kwargs=True, always_call=True),
         ]
         for unit in units:
-            Capture._owner[unit.module] = weakref.ref(self)  # the newest optimizer of a layer takes it over
+            self._take_over(unit)
             # last among the pre-hooks and first among the hooks: what others do to x and h is part of the graph
             before, after = _Hook(self, "_before", unit), _Hook(self, "_after", unit)
             self._handles.append(unit.module.register_forward_pre_hook(before, with_kwargs=True))
             self._handles.append(unit.module.register_forward_hook(after, prepend=True, always_call=True))
+
+    def _take_over(self, unit: Unit) -> None:
+        """The newest optimizer of a layer is the one that sees it."""
+        last = Capture._owner.get(unit.module)
+        before = None if last is None else last()
+        if before is not None:
+            before._lost.update(u for u in before.units if u.module is unit.module)
+        Capture._owner[unit.module] = weakref.ref(self)
 
     def remove(self) -> None:
         """Take all hooks off the model."""
@@ -181,7 +191,7 @@ class Capture:
         if not output.requires_grad:
             return output
         alias = output.view_as(output)  # only what the loss itself sends back, not what later layers do
-        alias.register_hook(partial(arrived_at_output, recording, len(recording.q)))
+        when_gradient_comes(alias, partial(arrived_at_output, recording, len(recording.q)))
         recording.outputs.append(output.detach())
         recording.positions.append(position)
         recording.q.append(None)
@@ -190,13 +200,13 @@ class Capture:
     def _skip_grads(self, unit: Unit) -> None:
         """Our update forms its own weighted gradient: autograd's would be thrown away."""
         if self.skip_weight_grads:
-            self._without_grad = [p for p in unit.parameters if p.requires_grad]
+            self._without_grad = unit.parameters  # those that are trained
             for p in self._without_grad:
-                p.requires_grad_(False)
+                p.requires_grad = False
 
     def _want_grads(self) -> None:
         for p in self._without_grad:
-            p.requires_grad_(True)
+            p.requires_grad = True
         self._without_grad = []
 
     def _before(self, unit: Unit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -205,9 +215,10 @@ class Capture:
             x = self._replay.before(unit, x) if self._replay is not None else None
             return None if x is None else ((x,), {})
         recording = self._running
-        if not torch.is_grad_enabled() or Capture._owner[module]() is not self or _transformed():
+        if not torch.is_grad_enabled() or unit in self._lost or _transformed():
             return None
-        if not unit.parameters[0].requires_grad or unit.parameters[0] is not unit.weight:
+        weight = module._parameters["weight"]
+        if weight is not unit.weight or not weight.requires_grad:
             return None  # frozen, or other weights in its place (functional_call)
         if recording is None:
             if torch._C._current_graph_task_id() != -1 and unit.name in self._skipped:
@@ -229,7 +240,7 @@ class Capture:
         if not x.requires_grad:
             return None
         alias = x.view_as(x)  # so that the gradient through this layer can be told from that of other readers of x
-        alias.register_hook(partial(arrived_at_input, stage))
+        when_gradient_comes(alias, partial(arrived_at_input, stage))
         return (alias,), {}
 
     def _after(self, unit: Unit, module: nn.Module, args: tuple[Any, ...], h: Tensor | None) -> Any:
@@ -251,7 +262,7 @@ class Capture:
         stage.h_shape = h.shape
         if self.keep_outputs:
             stage._h, stage._version = h.detach(), h._version
-        source.register_hook(partial(arrived_at_stage, recording, stage))
+        when_gradient_comes(source, partial(arrived_at_stage, recording, stage))
         if stage.skipped and recording.autocast[0]:
             watch_overflow(stage, source)
         return h

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -152,12 +154,25 @@ class Probe:
         return None
 
 
+def when_gradient_comes(tensor: Tensor, call: Callable[[Tensor], None]) -> None:
+    """Call with the gradient of a tensor that is no leaf: `register_hook`, for half the time."""
+    node = tensor.grad_fn
+    assert node is not None
+    node.register_prehook(partial(_handed_on, call, tensor.output_nr))
+
+
+def _handed_on(call: Callable[[Tensor], None], index: int, grads: tuple[Tensor | None, ...]) -> None:
+    grad = grads[index]
+    if grad is not None:
+        call(grad.detach())
+
+
 def arrived_at_output(recording: Recording, index: int, grad: Tensor) -> None:
-    recording.q[index] = grad.detach()
+    recording.q[index] = grad
 
 
 def arrived_at_input(stage: Stage, grad: Tensor) -> None:
-    stage.p_x = grad.detach()
+    stage.p_x = grad
 
 
 def arrived_at_stage(recording: Recording, stage: Stage, grad: Tensor) -> None:
@@ -165,7 +180,7 @@ def arrived_at_stage(recording: Recording, stage: Stage, grad: Tensor) -> None:
     if stage.arrivals > recording.backwards:
         recording.backwards = stage.arrivals
         recording.arrived.append(recording)
-    p_h = grad.detach().reshape(stage.h_shape)
+    p_h = grad if grad.shape == stage.h_shape else grad.reshape(stage.h_shape)
     if stage._h is not None:
         if stage._h._version == stage._version and p_h.dim() > 1:
             wide = torch.promote_types(p_h.dtype, torch.float32)  # a scaled loss would overflow half precision

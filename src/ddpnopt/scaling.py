@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt.errors import StepError
-from ddpnopt.recording import Recording, Stage
+from ddpnopt.recording import Recording, Stage, when_gradient_comes
 from ddpnopt.sweep import norm
 from ddpnopt.value.base import inner
 
@@ -51,13 +51,13 @@ def scaler_factor(optimizer: Any, *, weight_grads: bool) -> float | None:
 def mark_overflow(stage: Stage, grad: Tensor) -> None:
     """Leave in `.grad`, where a GradScaler looks, a zero or (after an overflow) a NaN, on the smallest parameter."""
     p = min(stage.unit.parameters, key=lambda p: p.numel())
-    mark = (grad.detach().sum(dtype=torch.float32) * 0).to(p.dtype)
+    mark = (grad.sum(dtype=torch.float32) * 0).to(p.dtype)
     with torch.no_grad():
         p.grad = torch.zeros_like(p) + mark if p.grad is None else p.grad + mark
 
 
 def watch_overflow(stage: Stage, h: Tensor) -> None:
-    h.register_hook(partial(mark_overflow, stage))
+    when_gradient_comes(h, partial(mark_overflow, stage))
 
 
 def scale(recording: Recording, factor: float) -> None:

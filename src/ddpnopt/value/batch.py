@@ -12,11 +12,17 @@ The products telescope: with S_t the sum of eta K over the stages t, t+1, … an
 
 so each stage needs one symmetric positive definite solve, I + L^1/2 S_t L^1/2, whose eigenvalues are at least 1, and
 nothing is ever multiplied up along the layers. A stage cost l_u enters as c_t - sum_{s >= t} eta P_u' M^-1 l_u.
+
+The stages do not wait for each other, either: where nobody asks for v_t on the way, the matrices of a small batch are
+factorised all together. All of it is done in the precision of the layers, as K itself is: damping keeps the smallest
+eigenvalue far above the rounding of the largest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +38,18 @@ from ddpnopt.value.damping import damped
 Solver = Callable[[Tensor | None], Tensor]
 """From c_t, None for zero, to the weights of the columns."""
 
+TOGETHER = 64  # columns up to which stages are factorised together: beyond, a call costs little beside its work
+
+
+@dataclass(eq=False)
+class _System:
+    """I + L^1/2 S_t L^1/2 of one stage, damped."""
+
+    S: Tensor
+    state: dict[str, Any]  # of the damping
+    m: Tensor | None
+    cholesky: Tensor | None = None
+
 
 class Batch:
     """Joint value function of the batch: V_x = P v, V_xx = P L P'."""
@@ -45,29 +63,35 @@ class Batch:
         peers: Peers = ALONE,
         dof: float = 1.0,
     ) -> None:
-        both = peers.gather(torch.stack([L.double(), v.double()], 1), columns)
-        L, v = both[:, 0].contiguous(), both[:, 1].contiguous()
+        wide = torch.promote_types(L.dtype, torch.float32)  # half precision has no factorisations
+        L, v = L.to(wide), v.to(wide)
+        if not peers.alone:
+            both = peers.gather(torch.stack([L, v], 1), columns)
+            L, v = both[:, 0].contiguous(), both[:, 1].contiguous()
         self.columns = columns  # R; the first is the gradient
         self.dof = dof  # degrees of freedom that a step may use, for each sample
         self.L = L  # (N,), N = R B columns
         self.root = L.sqrt()
         # v_T / L^1/2 where L > 0; a column without curvature keeps its weight v_T at all stages
-        self.target = torch.where(L > 0, v / self.root.clamp_min(1e-300), 0.0)
+        self.target = torch.where(L > 0, v / self.root, 0.0)
         # with one column a sample, along its gradient, those without curvature have no gradient either
         self.kept = torch.where(L > 0, 0.0, v) if columns > 1 else None
         self.displacement = displacement
         self.S: Tensor | None = None  # zero behind the last stage
         self.m: Tensor | None = None  # sum of eta P_u' M^-1 l_u over the stages so far, where there is any
-        self._v: Tensor | Callable[[], Tensor] = v
+        self._v: Tensor | None = v
+        self._system: _System | None = None  # of the stage that v is at
         self.fraction = 1.0  # of v_T that is asked for in the forward pass
         self.peers = peers
         self._coupling: Coupling | None = None  # of the stage that comes next, under way
+        self._waiting: list[_System] = []  # to be factorised
 
     @property
     def v(self) -> Tensor:
         """v_t, solved for only if somebody asks."""
-        if not isinstance(self._v, Tensor):
-            self._v = self._v()
+        if self._v is None:
+            assert self._system is not None
+            self._v = self._weights(self._system, None, 1.0)
         return self._v
 
     def v_h(self, stage: Problem) -> Tensor:
@@ -92,7 +116,7 @@ class Batch:
         def policy(x_hat: Tensor | None) -> Direction:
             c = self.displacement.at(stage, x_hat)
             if c is not None:
-                c = self.peers.gather(c.double(), self.columns)
+                c = self.peers.gather(c.to(self.L.dtype), self.columns)
             return Direction(None, gradients, self._mine(solve(c)), stage.l_u, stage.peers)
 
         return policy
@@ -105,26 +129,44 @@ class Batch:
             h = stage.layer.apply(stage.x, metric.solve(stage.layer, stage.l_u))
             dots = torch.cat([per_sample_dot(p, h) for p in stage.p_h])
         K, dots = coupling.gram(metric, dots)
-        S = self.S = K.double().mul_(stage.eta) if self.S is None else self.S.add(K, alpha=stage.eta)
+        K = K.to(self.L.dtype)
+        S = self.S = K.mul_(stage.eta) if self.S is None else torch.add(self.S, K, alpha=stage.eta)
         if dots is not None:
-            dots = stage.eta * dots.double()
+            dots = stage.eta * dots.to(self.L.dtype)
             self.m = dots if self.m is None else self.m + dots
-        m, root, kept = self.m, self.root, self.kept  # by name: a closure over self would keep all of it alive
-        cholesky = damped((root[:, None] * S).mul_(root), len(S) // self.columns, self.dof, stage.state)
-        base = self.target if kept is None else self.target - root * (S @ kept)
+        system = self._system = _System(S, stage.state, self.m)
+        self._v = None
+        self._waiting.append(system)
+        if len(S) > TOGETHER:
+            self._factorise()
+        return coupling.own, lambda c: self._weights(system, c, self.fraction)
 
-        def weights(c: Tensor | None, fraction: float) -> Tensor:
-            """(I + L S)^-1 (v_T + L (c - m))."""
-            r = fraction * base
-            if c is not None:
-                r.addcmul_(root, c)
-            if m is not None:
-                r.addcmul_(root, m, value=-1)
-            w = root * torch.cholesky_solve(r[:, None], cholesky)[:, 0]
-            return w if kept is None else w.add_(kept, alpha=fraction)
+    def _factorise(self) -> None:
+        """All that is waiting, in one call."""
+        waiting, self._waiting = self._waiting, []
+        A = torch.stack([system.S for system in waiting])  # (T, N, N)
+        A.mul_(self.root[:, None]).mul_(self.root)
+        factors = damped(A, len(self.L) // self.columns, self.dof, [system.state for system in waiting])
+        for system, factor in zip(waiting, factors.unbind(), strict=True):
+            system.cholesky = factor
+            if self.kept is None:
+                system.S = factor  # done with
 
-        self._v = lambda: weights(None, 1.0)
-        return coupling.own, lambda c: weights(c, self.fraction)
+    def _weights(self, system: _System, c: Tensor | None, fraction: float) -> Tensor:
+        """(I + L S)^-1 (v_T + L (c - m))."""
+        if system.cholesky is None:
+            self._factorise()
+        assert system.cholesky is not None
+        root, kept = self.root, self.kept
+        r = self.target if kept is None else self.target - root * (system.S @ kept)
+        if fraction != 1:
+            r = fraction * r
+        if c is not None:
+            r = torch.addcmul(r, root, c)
+        if system.m is not None:
+            r = torch.addcmul(r, root, system.m, value=-1)
+        w = root * torch.cholesky_solve(r[:, None], system.cholesky)[:, 0]
+        return w if kept is None else w.add_(kept, alpha=fraction)
 
     @property
     def guarded_share(self) -> float:

@@ -75,7 +75,7 @@ class Blocks:
 
         def policy(x_hat: Tensor | None) -> Direction:
             c = self.displacement.at(stage, x_hat)
-            parts = [None] * n if c is None else [part / n for part in self._split(c.double())]
+            parts = [None] * n if c is None else [part / n for part in self._split(c)]
             w = torch.cat([solve(part) for solve, part in zip(solvers, parts, strict=True)])
             return Direction(None, gradients, w, stage.l_u)
 

@@ -23,28 +23,48 @@ ATTEMPTS = 4
 EARLY, EVERY = 16, 4  # the degrees of freedom are counted in the first steps, and then in every fourth
 
 
-def damped(A: Tensor, samples: int, dof: float, state: dict[str, Any]) -> Tensor:
-    """The Cholesky factor of A + d I with d at least 1; A is used up.
+def damped(A: Tensor, samples: int, dof: float, states: list[dict[str, Any]]) -> Tensor:
+    """The Cholesky factors of A + d I with d at least 1, for the stages t of A: (T, N, N), which is used up.
 
-    `state` keeps "damping", what d is to be over the mean diagonal of A, and "damped", how often it was asked.
+    The state of each keeps "damping", what d is to be over the mean diagonal of A, and "damped", how often it was asked.
     """
-    mean = float(A.diagonal().mean())
-    relative, added = float(state.get("damping", FLOOR)), 0.0
-    age = state.get("damped", 0)
-    count = dof < 1 and (age < EARLY or age % EVERY == 0)
-    if dof < 1:
+    means = A.diagonal(dim1=1, dim2=2).mean(1).tolist()
+    d = [max(1.0, state.get("damping", FLOOR) * mean) for state, mean in zip(states, means, strict=True)]
+    A.diagonal(dim1=1, dim2=2).add_(A.new_tensor(d)[:, None])
+    factors, failed = torch.linalg.cholesky_ex(A)
+    if failed.any():
+        for t in failed.nonzero()[:, 0].tolist():
+            factors[t], d[t] = _factorise(A[t], d[t])
+    if dof == 1:
+        return factors
+    counted = []
+    for t, state in enumerate(states):
+        age = state.get("damped", 0)
         state["damped"] = age + 1
-    for _ in range(ATTEMPTS):
-        d = max(1.0, relative * mean, added)
-        A.diagonal().add_(d - added)
-        factor, added = _factorise(A, d)
-        if not count:
-            break
-        used = (len(A) - added * float(_inverse(factor).square_().sum())) / samples
+        if age < EARLY or age % EVERY == 0:
+            counted.append(t)
+    if counted:
+        some = factors if len(counted) == len(states) else factors[counted]
+        found = zip(counted, _degrees(some, [d[t] for t in counted]), strict=True)
+        for t, used in found:
+            factors[t] = _limited(A[t], factors[t], d[t], means[t], used / samples, samples, dof, states[t])
+    return factors
+
+
+def _limited(
+    A: Tensor, factor: Tensor, d: float, mean: float, used: float, samples: int, dof: float, state: dict[str, Any]
+) -> Tensor:
+    """The factor of A, to which d I has been added, and more, until the degrees of freedom suffice."""
+    for attempt in range(ATTEMPTS):
+        relative = state.get("damping", FLOOR)
         if used > dof or relative * mean >= 1:
-            relative = state["damping"] = max(FLOOR, added / mean * used / dof)
-        if used <= TOLERANCE * dof:
+            relative = state["damping"] = max(FLOOR, d / mean * used / dof)
+        if used <= TOLERANCE * dof or attempt == ATTEMPTS - 1:
             break
+        more = max(1.0, relative * mean, d)
+        A.diagonal().add_(more - d)
+        factor, d = _factorise(A, more)
+        used = _degrees(factor[None], [d])[0] / samples
     return factor
 
 
@@ -59,6 +79,9 @@ def _factorise(A: Tensor, d: float) -> tuple[Tensor, float]:
     return factor, d
 
 
-def _inverse(factor: Tensor) -> Tensor:
-    eye = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-    return torch.linalg.solve_triangular(factor, eye, upper=False)
+def _degrees(factors: Tensor, d: list[float]) -> list[float]:
+    """N - d |C^-1|^2 of each."""
+    N = factors.shape[1]
+    eye = torch.eye(N, dtype=factors.dtype, device=factors.device).expand_as(factors)
+    norms = torch.linalg.solve_triangular(factors, eye, upper=False).square_().sum((1, 2)).tolist()
+    return [N - d_t * norm for d_t, norm in zip(d, norms, strict=True)]
