@@ -49,7 +49,7 @@ def join(recordings: list[Recording]) -> Recording:
 def _join_stages(stages: list[Stage]) -> Stage:
     first = stages[0]
     x = torch.cat([s.x for s in stages])
-    joint = Stage(first.unit, x, x._version, first.skipped, (len(x), *first.h_shape[1:]), first.recomputed)
+    joint = Stage(first.unit, x, x._version, first.skipped, (len(x), *first.h_shape[1:]), first.recomputed, first.moves)
     joint.p_h = torch.cat([s.p_h for s in stages if s.p_h is not None])
     slopes = [s.p_x for s in stages if s.p_x is not None]
     joint.p_x = torch.cat(slopes) if len(slopes) == len(stages) else None

@@ -11,14 +11,16 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from math import prod
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from ddpnopt.errors import ModelError, StepError
+from ddpnopt.layers import Layer, Linear
 from ddpnopt.parallel import wrapper_at_work
 from ddpnopt.pooling import PlainMaxPooling
 from ddpnopt.recording import (
@@ -29,12 +31,16 @@ from ddpnopt.recording import (
     arrived_at_output,
     arrived_at_stage,
     is_floating,
+    leaves,
     rng_state,
+    set_rng_state,
     when_gradient_comes,
 )
 from ddpnopt.replay import Cut, Replay, Tape
 from ddpnopt.scaling import scale, watch_overflow
 from ddpnopt.units import Unit
+
+SMALL = 4096  # weights
 
 
 class _Source(torch.autograd.Function):
@@ -112,15 +118,22 @@ def _checkpointed() -> bool:
     return hooks is not None and getattr(hooks[0], "__module__", "") == checkpoint.__module__
 
 
+def _small(layer: Layer, x: Tensor) -> bool:
+    """Whether p_x = W' p_h takes less time than to have it told by a node of the graph."""
+    return x.dim() == 2 and isinstance(layer, Linear) and prod(layer.weight_shape) <= SMALL
+
+
 class Capture:
     """Hooks on a model, the recording that they make, and its replays."""
 
     _replays = 0  # of all captures: while one replays, the others look away
     _owner: ClassVar[weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]]] = weakref.WeakKeyDictionary()
 
-    def __init__(self, model: nn.Module, units: list[Unit], *, skip_weight_grads: bool) -> None:
+    def __init__(
+        self, model: nn.Module, units: list[Unit], *, skip_weight_grads: bool, input_slopes: bool = True
+    ) -> None:
         self.model, self.units = model, units
-        self.skip_weight_grads = skip_weight_grads
+        self.skip_weight_grads, self.input_slopes = skip_weight_grads, input_slopes  # input_slopes: p_x is wanted
         self.enabled = True
         self.keep_outputs = True  # h itself until its gradient arrives: the ledger wants <p_h, h>
         self._without_grad: list[nn.Parameter] = []  # whose weight gradient is being skipped right now
@@ -175,13 +188,14 @@ class Capture:
 
     def _end(self, _: None, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if self._replay is not None:
-            self._replay.outputs = [o for o in tree_leaves(output) if is_floating(o)]
+            self._replay.outputs = [o for o in leaves(output) if is_floating(o)]
             return None
         recording, self._running = self._running, None
         if recording is None or output is None:  # not recorded, or the forward pass raised
             return None
         self.seen_forward = True
-        return tree_map(partial(self._watch_output, recording), output)
+        watch = partial(self._watch_output, recording)
+        return watch(output) if isinstance(output, Tensor) else tree_map(watch, output)
 
     @staticmethod
     def _watch_output(recording: Recording, output: Any) -> Any:
@@ -237,7 +251,8 @@ class Capture:
         stage.skipped = bool(self._without_grad)
         if stage.skipped:
             self._skipped.add(unit.name)
-        if not x.requires_grad:
+        stage.moves = x.requires_grad
+        if not stage.moves or not self.input_slopes or _small(unit.layer, x):
             return None
         alias = x.view_as(x)  # so that the gradient through this layer can be told from that of other readers of x
         when_gradient_comes(alias, partial(arrived_at_input, stage))
@@ -303,8 +318,7 @@ class Capture:
                 "loss.backward(), before step(); layers called outside model(...) are not seen."
             )
 
-    @staticmethod
-    def _check(recording: Recording) -> None:
+    def _check(self, recording: Recording) -> None:
         if not recording.training:
             raise StepError(
                 "The model was in eval mode in the forward pass: call model.train() before training steps. (Single "
@@ -312,6 +326,10 @@ class Capture:
             )
         recording.stages = [s for s in recording.stages if s.p_h is not None]
         recording.check()
+        for stage in recording.stages:
+            if self.input_slopes and stage.moves and stage.p_h is not None and _small(stage.layer, stage.x):
+                weight = stage.unit.weight.detach()
+                stage.p_x = stage.layer.input_grad(stage.p_h.to(weight.dtype), weight, stage.x.shape)
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients that have arrived so far."""
@@ -326,17 +344,15 @@ class Capture:
     def _replaying(self, recording: Recording, replay: Replay) -> Iterator[None]:
         enabled, dtype, kind = recording.autocast
         autocast: Any = torch.autocast(kind, dtype=dtype) if enabled else nullcontext()
-        cpu, cuda = recording.rng
-        devices = [] if cuda is None else [recording.device]
+        mine = rng_state(recording.device)
         self._replay = replay
         Capture._replays += 1
         try:
-            with self.buffers_kept(), torch.random.fork_rng(devices=devices), autocast:
-                torch.set_rng_state(cpu)
-                if cuda is not None:
-                    torch.cuda.set_rng_state(cuda, recording.device)
+            with self.buffers_kept(), autocast:
+                set_rng_state(recording.rng, recording.device)
                 yield
         finally:
+            set_rng_state(mine, recording.device)
             self._replay = None
             Capture._replays -= 1
 
@@ -357,12 +373,10 @@ class Capture:
     @contextmanager
     def aside(self, device: torch.device) -> Iterator[None]:
         """In the middle of a replay: let another one run, and find one's own random numbers again afterwards."""
-        mine, (cpu, cuda) = self._replay, rng_state(device)
+        mine, rng = self._replay, rng_state(device)
         yield
         self._replay = mine
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda, device)
+        set_rng_state(rng, device)
 
     def replay(
         self,

@@ -68,8 +68,9 @@ class RankOne:
 
     def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
         if metric.is_identity:
-            right = self.p if p is None else p
-            return (self.x.square().sum(1) + float(self.layer.bias)) * torch.linalg.vecdot(self.p, right)
+            outputs = torch.linalg.vecdot(self.p, self.p if p is None else p)
+            inputs = torch.linalg.vecdot(self.x, self.x)
+            return torch.addcmul(outputs, inputs, outputs) if self.layer.bias else inputs * outputs
         x, left = self._rotated(metric)
         right = left if p is None else metric.rows(p[:, None])[:, 0]
         D = metric.diagonal(self.layer)
@@ -120,14 +121,15 @@ class RankOne:
         return self.layer.split(joint[None])
 
     def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
+        w = w.to(self.p.dtype)
+        if self.layer.bias:
+            u[1].addmv_(self.p.T, w, alpha=alpha)
         # some samples at a time: the weighted gradients need not all stand beside the others
-        for i in range(0, len(w), SAMPLES):
-            some = slice(i, i + SAMPLES)
-            v = scale_samples(w[some], self.p[some])
-            u[0].addmm_(v.T, self.x[some], alpha=alpha)
-            if self.layer.bias:
-                u[1].add_(v.sum(0), alpha=alpha)
-            del v  # before the next one is made
+        pieces = [(w, self.p, self.x)]
+        if len(w) > SAMPLES:
+            pieces = list(zip(w.split(SAMPLES), self.p.split(SAMPLES), self.x.split(SAMPLES), strict=True))
+        for w_some, p, x in pieces:
+            u[0].addmm_((w_some[:, None] * p).T, x, alpha=alpha)
 
 
 class _WrittenOut(ABC):

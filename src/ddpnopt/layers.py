@@ -33,7 +33,7 @@ CACHED = 600_000  # numbers of inputs and slopes worked on at once, to stay in t
 
 def per_sample_dot(a: Tensor, b: Tensor) -> Tensor:
     """<a_i, b_i> for each sample i: (B, …), (B, …) -> (B,)."""
-    return torch.linalg.vecdot(a.flatten(1), b.flatten(1))
+    return torch.linalg.vecdot(a, b) if a.dim() == 2 else torch.linalg.vecdot(a.flatten(1), b.flatten(1))
 
 
 def scale_samples(w: Tensor, a: Tensor) -> Tensor:

@@ -21,11 +21,14 @@ class Loss:
 
     kind: str  # "cross_entropy", "binary_cross_entropy" or "squared_error"
     target: Tensor
-    weight: Tensor  # broadcasts against the places
+    weight: Tensor | float  # broadcasts against the places
     dim: int = -1  # of the classes
+    label: Tensor | None = None  # (B,), where the target is one class a sample
 
     def shares(self, z: Tensor) -> Tensor:
         """What each sample contributes to the batch loss, above the least possible: (B,)."""
+        if self.label is not None:
+            return F.cross_entropy(z, self.label, reduction="none") * self.weight
         if self.kind == "cross_entropy":
             at = torch.xlogy(self.target, self.target) - self.target * F.log_softmax(z, self.dim)
             places = self.weight * at.sum(self.dim)
@@ -39,7 +42,7 @@ class Loss:
 def total_loss(outputs: list[Tensor], found: list[tuple[Tensor, Loss]]) -> float:
     """The batch loss at some outputs, above the least possible; infinite where it is not a number."""
     pairs = zip(outputs, found, strict=True)
-    total = float(sum(loss.shares(z.to(loss.target.dtype)).sum() for z, (_, loss) in pairs))
+    total = sum(float(loss.shares(z.to(loss.target.dtype)).sum()) for z, (_, loss) in pairs)
     return total if math.isfinite(total) else math.inf
 
 
@@ -57,8 +60,8 @@ def recognise(z: Tensor, q: Tensor, mean: bool) -> Loss:
     weight = 1.0 / z.numel() if mean else 1.0
     t = torch.sigmoid(z) - q / weight
     if bool((torch.minimum(t.abs(), (t - 1).abs()) < 1e-3).all()):
-        return Loss("binary_cross_entropy", t.round(), z.new_tensor(weight))
-    return Loss("squared_error", z - q / (2 * weight), z.new_tensor(weight))
+        return Loss("binary_cross_entropy", t.round(), weight)
+    return Loss("squared_error", z - q / (2 * weight), weight)
 
 
 def _cross_entropy(z: Tensor, q: Tensor, dim: int, mean: bool) -> Loss | None:
@@ -68,13 +71,14 @@ def _cross_entropy(z: Tensor, q: Tensor, dim: int, mean: bool) -> Loss | None:
     s = torch.softmax(z, dim)
     uniform = z.shape[dim] / z.numel() if mean else 1.0
     t = s - q / uniform
-    hard = _one_hot(t.argmax(dim, keepdim=True), t, dim)
-    if bool((t - hard).abs().amax() <= tolerance):  # the usual case, seen at a glance
-        return Loss("cross_entropy", hard, z.new_tensor(uniform), dim)
+    label = t.argmax(dim, keepdim=True)
+    hard = _one_hot(label, t, dim)
+    if float(torch.linalg.vector_norm(t - hard, math.inf)) <= tolerance:  # the usual case, seen at a glance
+        return Loss("cross_entropy", hard, uniform, dim, label[:, 0] if z.dim() == 2 else None)
     size = q.abs().amax()
     if not bool((q.sum(dim).abs() <= tolerance * size * z.shape[dim]).all()):
         return None
-    soft = Loss("cross_entropy", _sharpen(t, dim), z.new_tensor(uniform), dim)
+    soft = Loss("cross_entropy", _sharpen(t, dim), uniform, dim)
     possible = bool((t > -tolerance).all())
     # hard targets, the same weight at each place; with two classes other weights and soft targets look the same
     if possible and (z.shape[dim] == 2 or bool((t.amax(dim) > 0.999).all())):

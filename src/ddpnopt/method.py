@@ -105,8 +105,7 @@ class Method:
     def _lambda(self, recording: Recording, q: Tensor, peers: Peers) -> Tensor:
         """Curvature along the gradient: (B,)."""
         if self.terminal == "sqrt":
-            shares = torch.stack([loss.shares(z) for z, loss in losses(recording, self.mean)]).sum(0)
-            return forms.sqrt_curvature(shares)
+            return forms.sqrt_curvature(shares(recording, self.mean))
         # the paper's factored form is (grad/B)(grad/B)', the joint Hessian of the batch is grad grad'/B
         joint = self.value == "batch" and self.mean
         return q.new_full((len(q),), float(peers.batch(len(q))) if joint else 1.0)
@@ -186,3 +185,11 @@ def losses(recording: Recording, mean: bool) -> list[tuple[Tensor, Loss]]:
             found = [(last.unit.module.forward(last.x), last.p_h)]
         recording.losses = [(z, recognise(z, q, mean)) for z, q in found]
     return recording.losses
+
+
+def shares(recording: Recording, mean: bool) -> Tensor:
+    """What each sample contributes to the batch loss, above the least possible: (B,)."""
+    if recording.shares is None:
+        found = [loss.shares(z) for z, loss in losses(recording, mean)]
+        recording.shares = found[0] if len(found) == 1 else torch.stack(found).sum(0)
+    return recording.shares

@@ -25,7 +25,7 @@ from ddpnopt.kronecker import EKFAC, KFAC
 from ddpnopt.layers import Layer, Parts
 from ddpnopt.loop import HookedOptimizer
 from ddpnopt.loss import total_loss
-from ddpnopt.method import Method, losses
+from ddpnopt.method import Method, losses, shares
 from ddpnopt.parallel import ALONE, FAILED, OVERFLOWN, READY, Group, Peers, Together, share_gradients, unwrap
 from ddpnopt.recording import Recording
 from ddpnopt.recording import Stage as Captured
@@ -190,7 +190,9 @@ class DDPNOpt(HookedOptimizer):
         self._groups = Groups(self.param_groups, self._names, curvature)
         mine = {p for group in self.param_groups for p in group["params"]}
         units = find_units(model, mine, frozenset(exclude))
-        self._capture = Capture(model, units, skip_weight_grads=feedback and not weight_grads)
+        self._capture = Capture(
+            model, units, skip_weight_grads=feedback and not weight_grads, input_slopes=feedback and not recompute
+        )
         self.data_parallel = data_parallel
         self._group = Group(None if data_parallel is True else data_parallel) if data_parallel else None
         if self._group is not None:
@@ -398,7 +400,7 @@ class DDPNOpt(HookedOptimizer):
         found = losses(recording, self.method.mean)
         if not recording.used_outputs():
             return cast("list[Tensor]", forward())  # the model computes its loss itself: no outputs to judge by
-        before = peers.total(total_loss([z for z, _ in found], found)) + self._groups.stage_cost()
+        before = peers.total(float(shares(recording, self.method.mean).sum())) + self._groups.stage_cost()
         states = {p: dict(state) for p, state in self.state.items()}
         for attempt in range(ATTEMPTS):
             outputs: list[Tensor] = forward()
@@ -444,9 +446,9 @@ class DDPNOpt(HookedOptimizer):
         captured.let_go()
 
         def backup() -> Parts:
-            for p in parameters:
-                if p not in old:
-                    old[p] = p.detach().clone() if self.recompute else self._buffers.copy(p)
+            if parameters[0] not in old:
+                copies = [w.clone() for w in u] if self.recompute else self._buffers.copy(parameters[0], u)
+                old.update(zip(parameters, copies, strict=True))
             return [old[p] for p in parameters]
 
         return Stage(problem, state, list(parameters), group["momentum"], backup)
@@ -511,5 +513,5 @@ class DDPNOpt(HookedOptimizer):
         report.loss = found[0][1].kind
         report.actual = None
         if outputs is not None and recording.used_outputs():
-            change = total_loss(recording.used(outputs), found) - total_loss([z for z, _ in found], found)
+            change = total_loss(recording.used(outputs), found) - float(shares(recording, self.method.mean).sum())
             report.actual = peers.total(change)

@@ -27,6 +27,7 @@ class Stage:
     skipped: bool = False  # whether autograd leaves out the gradients of the layer's parameters
     h_shape: tuple[int, ...] = ()
     recomputed: bool = False  # whether it ran under activation checkpointing
+    moves: bool = False  # whether x depends on the layers before; a constant input has no slope
     p_h: Tensor | None = None  # gradient of the batch loss at the output
     p_x: Tensor | None = None  # gradient at the input through this layer alone; None where x is constant
     p_h_dot_h: Tensor | None = None  # <p_h, h> of each sample, for the ledger; None if h was overwritten
@@ -66,6 +67,7 @@ class Recording:
     floating_outputs: int = 0  # how many there are, with or without gradient
     positions: list[int] = field(default_factory=list)  # of those outputs among all floating ones
     losses: list[tuple[Tensor, Loss]] | None = None  # recognised at the outputs, once somebody has asked
+    shares: Tensor | None = None  # of each sample in the loss, likewise
     backwards: int = 0  # how many backward passes have come through
     arrived: list[Recording] = field(default_factory=list)  # shared: all recordings that a gradient has come to
     parts: list[Recording] = field(default_factory=list)  # the micro-batches that this one was joined from
@@ -81,7 +83,7 @@ class Recording:
         return [outputs[self.positions[k]] for k in self.used_outputs()]
 
     def __post_init__(self) -> None:
-        self._inputs = [(t, t._version) for t in tree_leaves((self.args, self.kwargs)) if isinstance(t, Tensor)]
+        self._inputs = [(t, t._version) for t in leaves((self.args, self.kwargs)) if isinstance(t, Tensor)]
 
     def check(self) -> None:
         """Complain about what a step cannot be taken from."""
@@ -115,7 +117,7 @@ class Recording:
     @property
     def signature(self) -> tuple[Any, ...]:
         """What must be equal for two recordings to have the same graph, as far as hooks can tell."""
-        stages = tuple((s.name, s.x.dim(), s.p_x is None) for s in self.stages)
+        stages = tuple((s.name, s.x.dim(), s.moves) for s in self.stages)
         return stages, tuple(q is not None for q in self.q)
 
 
@@ -189,6 +191,15 @@ def arrived_at_stage(recording: Recording, stage: Stage, grad: Tensor) -> None:
     stage.p_h = p_h
 
 
+def leaves(tree: Any) -> list[Any]:
+    """What a nest of tuples, lists and dicts holds; plain ones at a fraction of torch's time."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if type(tree) in (tuple, list):
+        return [leaf for part in tree for leaf in leaves(part)]
+    return tree_leaves(tree) if tree else []
+
+
 def is_floating(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
@@ -196,3 +207,10 @@ def is_floating(value: Any) -> bool:
 def rng_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Of the CPU and of the device that the model is on."""
     return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def set_rng_state(state: tuple[Tensor, Tensor | None], device: torch.device) -> None:
+    cpu, cuda = state
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state(cuda, device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from ddpnopt.errors import ModelError
@@ -23,15 +24,23 @@ class Replay:
         self.index = {id(stage.unit): t for t, stage in enumerate(recording.stages)}
         self.control, self.observe = control, observe
         self.outputs: list[Tensor] = []
-
         self.visited: set[int] = set()
+        self.device = recording.device.type
 
     def before(self, unit: Unit, x: Tensor) -> Tensor | None:
         """Called with the input of a layer; returns another one to take its place."""
         t = self.index.get(id(unit))
         if t is not None and self.control is not None:
-            self.control(t, x)
+            self._plain(self.control, t, x)
         return None
+
+    def _plain(self, call: Callable[[int, Tensor], None], t: int, value: Tensor) -> None:
+        """Autocast, wherever it was turned on, is for the model's own operations and not for ours."""
+        if torch.is_autocast_enabled(self.device):
+            with torch.autocast(self.device, enabled=False):
+                call(t, value)
+        else:
+            call(t, value)
 
     def after(self, unit: Unit, h: Tensor | None) -> Tensor | None:
         """Called with the output of a layer; returns another one to take its place."""
@@ -39,7 +48,7 @@ class Replay:
         if t is not None and h is not None:
             self.visited.add(t)
             if self.observe is not None:
-                self.observe(t, h)
+                self._plain(self.observe, t, h)
         return None
 
     def check(self, recording: Recording) -> None:

@@ -53,7 +53,9 @@ class Unit:
     layer: Layer
 
     def __post_init__(self) -> None:
-        self.weight = self.module._parameters["weight"]  # functional_call may put another in its place for a while
+        weight = self.module._parameters["weight"]
+        assert weight is not None
+        self.weight = weight  # functional_call may put another in its place for a while
 
     @property
     def parameters(self) -> list[nn.Parameter]:

@@ -153,14 +153,14 @@ class Displacement:
         if x_hat is None:
             return None
         if not self.chain:
-            return None if self._ledger is None else torch.cat(self._ledger)
+            return None if self._ledger is None else _cat(self._ledger)
         if stage.p_x[0] is None and not self.recompute:
             return None
         dx = x_hat.to(stage.x.dtype) - stage.x
         if self.recompute:
             dh = stage.layer.apply(dx, stage.u[:1])
-            return torch.cat([per_sample_dot(p, dh) for p in stage.p_h])
-        c = torch.cat([per_sample_dot(p, dx) for p in stage.p_x if p is not None])
+            return _cat([per_sample_dot(p, dh) for p in stage.p_h])
+        c = _cat([per_sample_dot(p, dx) for p in stage.p_x if p is not None])
         if self.once:
             stage.p_x = []
         return c
@@ -178,6 +178,10 @@ class Displacement:
             entries = [per_sample_dot(p, dh) for p in stage.p_h]
         before = self._ledger
         self._ledger = entries if before is None else [a + b for a, b in zip(before, entries, strict=True)]
+
+
+def _cat(columns: list[Tensor]) -> Tensor:
+    return columns[0] if len(columns) == 1 else torch.cat(columns)
 
 
 def add(a: Parts, b: Parts | None) -> Parts:

@@ -43,12 +43,14 @@ TOGETHER = 64  # columns up to which stages are factorised together: beyond, a c
 
 @dataclass(eq=False)
 class _System:
-    """I + L^1/2 S_t L^1/2 of one stage, damped."""
+    """I + L^1/2 S_t L^1/2 of one stage, damped: its factor, or for a small batch what it is needed for."""
 
     S: Tensor
     state: dict[str, Any]  # of the damping
     m: Tensor | None
     cholesky: Tensor | None = None
+    open_loop: Tensor | None = None  # (I + L S)^-1 v_T
+    gain: Tensor | None = None  # (I + L S)^-1 L
 
 
 class Batch:
@@ -145,28 +147,41 @@ class Batch:
         """All that is waiting, in one call."""
         waiting, self._waiting = self._waiting, []
         A = torch.stack([system.S for system in waiting])  # (T, N, N)
+        target = self._target(A)
         A.mul_(self.root[:, None]).mul_(self.root)
         factors = damped(A, len(self.L) // self.columns, self.dof, [system.state for system in waiting])
-        for system, factor in zip(waiting, factors.unbind(), strict=True):
-            system.cholesky = factor
-            if self.kept is None:
-                system.S = factor  # done with
+        if len(self.L) > TOGETHER:
+            for system, factor in zip(waiting, factors, strict=True):
+                system.cholesky = factor
+            return
+        inverse = torch.cholesky_inverse(factors)
+        open_loop = (inverse @ target[..., None])[..., 0].mul_(self.root)
+        if self.kept is not None:
+            open_loop += self.kept
+        gains = inverse.mul_(self.root[:, None]).mul_(self.root)
+        for system, w, gain in zip(waiting, open_loop.unbind(), gains.unbind(), strict=True):
+            system.open_loop, system.gain = w, gain
+
+    def _target(self, S: Tensor) -> Tensor:
+        """v_T / L^1/2, for the columns with curvature, less what those without it do to them."""
+        return self.target if self.kept is None else self.target - self.root * (S @ self.kept)
 
     def _weights(self, system: _System, c: Tensor | None, fraction: float) -> Tensor:
-        """(I + L S)^-1 (v_T + L (c - m))."""
-        if system.cholesky is None:
+        """(I + L S)^-1 (fraction v_T + L (c - m))."""
+        if system.cholesky is None and system.gain is None:
             self._factorise()
+        m = system.m
+        if m is not None:
+            c = -m if c is None else c - m
+        if system.open_loop is not None and system.gain is not None:
+            w = system.open_loop if fraction == 1 else fraction * system.open_loop
+            return w if c is None else torch.addmv(w, system.gain, c)
         assert system.cholesky is not None
-        root, kept = self.root, self.kept
-        r = self.target if kept is None else self.target - root * (system.S @ kept)
-        if fraction != 1:
-            r = fraction * r
+        r = fraction * self._target(system.S)
         if c is not None:
-            r = torch.addcmul(r, root, c)
-        if system.m is not None:
-            r = torch.addcmul(r, root, system.m, value=-1)
-        w = root * torch.cholesky_solve(r[:, None], system.cholesky)[:, 0]
-        return w if kept is None else w.add_(kept, alpha=fraction)
+            r.addcmul_(self.root, c)
+        w = self.root * torch.cholesky_solve(r[:, None], system.cholesky)[:, 0]
+        return w if self.kept is None else w.add_(self.kept, alpha=fraction)
 
     @property
     def guarded_share(self) -> float:

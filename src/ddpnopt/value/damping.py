@@ -26,7 +26,8 @@ EARLY, EVERY = 16, 4  # the degrees of freedom are counted in the first steps, a
 def damped(A: Tensor, samples: int, dof: float, states: list[dict[str, Any]]) -> Tensor:
     """The Cholesky factors of A + d I with d at least 1, for the stages t of A: (T, N, N), which is used up.
 
-    The state of each keeps "damping", what d is to be over the mean diagonal of A, and "damped", how often it was asked.
+    The state of each keeps "damping", what d is to be over the mean diagonal of A, and "damped", how often it
+    was asked.
     """
     means = A.diagonal(dim1=1, dim2=2).mean(1).tolist()
     d = [max(1.0, state.get("damping", FLOOR) * mean) for state, mean in zip(states, means, strict=True)]

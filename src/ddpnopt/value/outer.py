@@ -56,7 +56,7 @@ class Outer:
             else sample_gradients(stage.layer, stage.x, stage.p_h[1], recompute=stage.recompute)
         )
         kappa = zeta.dots(metric)  # zeta_u' M^-1 zeta_u
-        s = stage.eta * L * kappa
+        s = kappa.mul_(L).mul_(stage.eta)
         self._s.append(s)
 
         other: Tensor | None = None  # what V_x loses beside its own share along zeta
@@ -66,7 +66,7 @@ class Outer:
             solved = metric.solve(stage.layer, stage.l_u)
             cost = per_sample_dot(stage.p_h[-1], stage.layer.apply(stage.x, solved)) / stage.batch
             other = cost if other is None else other + cost
-        keep = 1 / (1 + s) if self.guard else (1 - s).clamp_min(0)
+        keep = (1 + s).reciprocal_() if self.guard else (1 - s).clamp_min(0)
         along = (v if a is None else a) * keep
         if other is not None:
             along = along - stage.eta * L * other * (keep if self.guard else 1)
@@ -82,7 +82,7 @@ class Outer:
         def policy(x_hat: Tensor | None) -> Direction:
             c = self.displacement.at(stage, x_hat)
             if a is None:
-                w = v if c is None else v + gain * c.to(L.dtype)
+                w = v if c is None else torch.addcmul(v, gain, c.to(L.dtype))
                 return Direction(None, zeta, w, stage.l_u, stage.peers)
             V = scale_samples(v, stage.p_h[0])
             extra = a if c is None else a + gain * c[len(L) :].to(L.dtype)
