@@ -28,11 +28,18 @@ from torch import Tensor
 Parts = list[Tensor]
 
 WINDOWS = 100_000  # numbers of a sample's input up to which all places of a kernel are taken together
+DOTTED = 2**19  # numbers of each factor that are multiplied at once in inner products
 CACHED = 600_000  # numbers of inputs and slopes worked on at once, to stay in the cache
 
 
-def per_sample_dot(a: Tensor, b: Tensor) -> Tensor:
-    """<a_i, b_i> for each sample i: (B, …), (B, …) -> (B,)."""
+def per_sample_dot(a: Tensor, b: Tensor, less: Tensor | None = None) -> Tensor:
+    """<a_i, b_i - less_i> for each sample i: (B, …), … -> (B,)."""
+    if a.numel() >= 2 * DOTTED:  # some samples at a time: what is formed on the way stays in the cache
+        n = max(1, len(a) * DOTTED // a.numel())
+        parts = [a.split(n), b.split(n), [None] * -(-len(a) // n) if less is None else less.split(n)]
+        return torch.cat([per_sample_dot(*some) for some in zip(*parts, strict=True)])
+    if less is not None:
+        b = b - less
     return torch.linalg.vecdot(a, b) if a.dim() == 2 else torch.linalg.vecdot(a.flatten(1), b.flatten(1))
 
 

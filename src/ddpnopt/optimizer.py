@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpnopt import terminal as forms
 from ddpnopt.accumulation import join, probes, replay
 from ddpnopt.averaging import Averaging
-from ddpnopt.buffers import Buffers, retain_freed
+from ddpnopt.allocation import retain_freed
 from ddpnopt.capture import Capture
 from ddpnopt.curvature import Adam, Curvature, Identity, RMSprop, Seen, require
 from ddpnopt.errors import ModelError, NonFiniteError, OpenLoopWarning, OptionError, StepError
@@ -34,14 +34,15 @@ from ddpnopt.saved import KEY, check_header, header
 from ddpnopt.settling import Settling, settle
 from ddpnopt.sweep import Log, Stage, backward_pass, descend, forward_pass, predicted_change
 from ddpnopt.units import check_devices, find_units
-from ddpnopt.value import Batch, Blocks, Displacement, Problem, ValueFunction
+from ddpnopt.value import Displacement, Problem, ValueFunction
 
 DEFAULT_LR = 3.0  # of value="batch": 1 / damping. Found over six tasks, see docs/method.md
 DEFAULT_RELAX = 1.0
 DEFAULT_RELAX_SAMPLES = 6400.0
 DEFAULT_DOF = 0.25
 OPEN_LOOP_LR = 1e-3  # of Adam, for parameters without feedback beside value="batch"
-ATTEMPTS = 4  # forward passes with ever shorter steps before a step is given up
+ATTEMPTS = 4  # ever shorter steps before a step is given up
+SHORTER = 0.25  # times the step before
 STACK_LEVEL = 7  # from the warning up to the user's step(): two decorators of torch stand in between
 CURVATURES: dict[str, Callable[[], Curvature]] = {
     "identity": Identity,
@@ -173,7 +174,6 @@ class DDPNOpt(HookedOptimizer):
         self.report = Report()
         self._chains: dict[tuple[Any, ...], bool] = {}
         self._told: set[str] = set()
-        self._buffers = Buffers()
 
         chosen = [p for p in model.parameters() if p.requires_grad] if params is None else list(params)
         if not chosen:
@@ -354,13 +354,14 @@ class DDPNOpt(HookedOptimizer):
         self, recording: Recording, old: dict[nn.Parameter, Tensor], rest: list[nn.Parameter], peers: Peers
     ) -> list[Tensor] | None:
         """Algorithm 3 on the captured layers; the new outputs."""
-        once = self.method.value != "batch" and not self.diagnostics  # the forward pass will not be repeated
+        once = not self.diagnostics  # what a stage has kept is not looked at again afterwards
         displacement = Displacement(self._is_chain(recording), once, bool(self.recompute))
         share = self.relax
         if self.relax_samples is not None:
             share /= math.sqrt(1 + self.samples / self.relax_samples)
         (p_h, p_x), value = self.method.start(self._capture, recording, displacement, share, peers)
-        if not once:
+        judged = self.method.value == "batch" and self.closed_loop
+        if judged or self.diagnostics:
             losses(recording, self.method.mean)  # now, while the stages are whole
         if self.recompute:
             p_x = [[None] * len(column) for column in p_x]
@@ -380,36 +381,31 @@ class DDPNOpt(HookedOptimizer):
             again = partial(replay, self._capture, recording) if self.closed_loop else None
             return forward_pass(stages, policies, self.curvature, again, displacement, log, once=once)
 
-        if isinstance(value, Batch | Blocks) and self.closed_loop:
-            outputs = self._trusted(recording, value, old, forward, peers)
-        else:
-            outputs = forward()
+        outputs = self._trusted(recording, old, forward, peers) if judged else forward()
         if log is not None:
             self._write_report(recording, value, log, outputs, peers)
         return outputs
 
     def _trusted(
-        self,
-        recording: Recording,
-        value: Batch | Blocks,
-        old: dict[nn.Parameter, Tensor],
-        forward: Callable[[], Any],
-        peers: Peers,
+        self, recording: Recording, old: dict[nn.Parameter, Tensor], forward: Callable[[], Any], peers: Peers
     ) -> list[Tensor] | None:
-        """The forward pass; where the loss of the same batch would rise, a shorter one, at last none."""
+        """The forward pass; where the loss of the same batch would rise, less of the way, at last nothing of it."""
         found = losses(recording, self.method.mean)
         if not recording.used_outputs():
             return cast("list[Tensor]", forward())  # the model computes its loss itself: no outputs to judge by
         before = peers.total(float(shares(recording, self.method.mean).sum())) + self._groups.stage_cost()
         states = {p: dict(state) for p, state in self.state.items()}
+        outputs: list[Tensor] = forward()
         for attempt in range(ATTEMPTS):
-            outputs: list[Tensor] = forward()
             after = peers.total(total_loss(recording.used(outputs), found))
             if after + self._groups.stage_cost() <= before:
                 return outputs
-            self._take_back(old, states)
-            value.fraction /= 4
             self.report.shortened += attempt == 0
+            for p, weight in old.items():
+                p.lerp_(weight, 1 - SHORTER)
+            if attempt < ATTEMPTS - 1:
+                outputs = replay(self._capture, recording, lambda t, x: None, None)
+        self._take_back(old, states)
         self.report.undone += 1
         return None
 
@@ -447,8 +443,7 @@ class DDPNOpt(HookedOptimizer):
 
         def backup() -> Parts:
             if parameters[0] not in old:
-                copies = [w.clone() for w in u] if self.recompute else self._buffers.copy(parameters[0], u)
-                old.update(zip(parameters, copies, strict=True))
+                old.update(zip(parameters, [w.clone() for w in u], strict=True))
             return [old[p] for p in parameters]
 
         return Stage(problem, state, list(parameters), group["momentum"], backup)

@@ -156,11 +156,11 @@ class Displacement:
             return None if self._ledger is None else _cat(self._ledger)
         if stage.p_x[0] is None and not self.recompute:
             return None
-        dx = x_hat.to(stage.x.dtype) - stage.x
+        x_hat = x_hat.to(stage.x.dtype)
         if self.recompute:
-            dh = stage.layer.apply(dx, stage.u[:1])
+            dh = stage.layer.apply(x_hat - stage.x, stage.u[:1])
             return _cat([per_sample_dot(p, dh) for p in stage.p_h])
-        c = _cat([per_sample_dot(p, dx) for p in stage.p_x if p is not None])
+        c = _cat([per_sample_dot(p, x_hat, stage.x) for p in stage.p_x if p is not None])
         if self.once:
             stage.p_x = []
         return c
@@ -170,7 +170,7 @@ class Displacement:
         if stage.p_h_dot_h is not None and len(stage.p_h) == 1 and not self.recompute:
             own = per_sample_dot(stage.p_h[0], h_hat.to(stage.p_h[0].dtype)) - stage.p_h_dot_h
             if stage.p_x[0] is not None:
-                own = own - per_sample_dot(stage.p_x[0], x_hat.to(stage.x.dtype) - stage.x)
+                own = own - per_sample_dot(stage.p_x[0], x_hat.to(stage.x.dtype), stage.x)
             entries = [own]
         else:
             du = [new - old for new, old in zip(new_u, stage.u, strict=True)]

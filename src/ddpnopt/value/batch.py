@@ -83,7 +83,6 @@ class Batch:
         self.m: Tensor | None = None  # sum of eta P_u' M^-1 l_u over the stages so far, where there is any
         self._v: Tensor | None = v
         self._system: _System | None = None  # of the stage that v is at
-        self.fraction = 1.0  # of v_T that is asked for in the forward pass
         self.peers = peers
         self._coupling: Coupling | None = None  # of the stage that comes next, under way
         self._waiting: list[_System] = []  # to be factorised
@@ -93,7 +92,7 @@ class Batch:
         """v_t, solved for only if somebody asks."""
         if self._v is None:
             assert self._system is not None
-            self._v = self._weights(self._system, None, 1.0)
+            self._v = self._weights(self._system, None)
         return self._v
 
     def v_h(self, stage: Problem) -> Tensor:
@@ -141,7 +140,7 @@ class Batch:
         self._waiting.append(system)
         if len(S) > TOGETHER:
             self._factorise()
-        return coupling.own, lambda c: self._weights(system, c, self.fraction)
+        return coupling.own, lambda c: self._weights(system, c)
 
     def _factorise(self) -> None:
         """All that is waiting, in one call."""
@@ -166,22 +165,21 @@ class Batch:
         """v_T / L^1/2, for the columns with curvature, less what those without it do to them."""
         return self.target if self.kept is None else self.target - self.root * (S @ self.kept)
 
-    def _weights(self, system: _System, c: Tensor | None, fraction: float) -> Tensor:
-        """(I + L S)^-1 (fraction v_T + L (c - m))."""
+    def _weights(self, system: _System, c: Tensor | None) -> Tensor:
+        """(I + L S)^-1 (v_T + L (c - m))."""
         if system.cholesky is None and system.gain is None:
             self._factorise()
         m = system.m
         if m is not None:
             c = -m if c is None else c - m
         if system.open_loop is not None and system.gain is not None:
-            w = system.open_loop if fraction == 1 else fraction * system.open_loop
-            return w if c is None else torch.addmv(w, system.gain, c)
+            return system.open_loop if c is None else torch.addmv(system.open_loop, system.gain, c)
         assert system.cholesky is not None
-        r = fraction * self._target(system.S)
+        r = self._target(system.S)
         if c is not None:
-            r.addcmul_(self.root, c)
+            r = torch.addcmul(r, self.root, c)
         w = self.root * torch.cholesky_solve(r[:, None], system.cholesky)[:, 0]
-        return w if self.kept is None else w.add_(self.kept, alpha=fraction)
+        return w if self.kept is None else w.add_(self.kept)
 
     @property
     def guarded_share(self) -> float:
@@ -189,7 +187,7 @@ class Batch:
 
     def predicted(self) -> float | None:
         assert self.S is not None
-        c = -self.fraction * (self.S @ self.v)  # where the linear model takes each column
+        c = -(self.S @ self.v)  # where the linear model takes each column
         gradient = torch.zeros_like(c)
         gradient[: len(c) // self.columns] = 1.0
         return float(gradient @ c + 0.5 * (self.L * c) @ c)

@@ -48,16 +48,6 @@ class Blocks:
             replace(stage, x=x, p_h=list(p_h), p_x=[None] * len(p_h), l_u=l_u) for x, p_h in zip(xs, p_hs, strict=True)
         ]
 
-    @property
-    def fraction(self) -> float:
-        """Of v_T that is asked for in the forward pass."""
-        return self.blocks[0].fraction
-
-    @fraction.setter
-    def fraction(self, fraction: float) -> None:
-        for block in self.blocks:
-            block.fraction = fraction
-
     def v_h(self, stage: Problem) -> Tensor:
         return torch.cat([block.v_h(own) for block, own in zip(self.blocks, self._stages(stage), strict=True)])
 
