@@ -87,7 +87,7 @@ def test_proposition_2_the_value_hessian_is_an_outer_product_at_all_layers(
         return policy
 
     monkeypatch.setattr(Outer, "backward", backward)
-    _, q = take_step(net, X, y, lr=eta, value="outer", terminal="gn", curvature=curvature, guard=False)
+    _, q = take_step(net, X, y, lr=eta, value="outer", terminal="gn", curvature=curvature, guard=False, recompute=False)
     dense = oracle.ddp(
         steps, X, q, q[:, :, None] * q[:, None, :], eta=eta, kind=kind, options={"damping": 0.1}
     )  # fmt: skip

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from math import prod
+from math import inf
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from ddpnopt.errors import ModelError, StepError
-from ddpnopt.layers import Layer, Linear
+from ddpnopt.layers import Conv
 from ddpnopt.parallel import wrapper_at_work
 from ddpnopt.pooling import PlainMaxPooling
 from ddpnopt.recording import (
@@ -39,8 +39,6 @@ from ddpnopt.recording import (
 from ddpnopt.replay import Cut, Replay, Tape
 from ddpnopt.scaling import scale, watch_overflow
 from ddpnopt.units import Unit
-
-SMALL = 4096  # weights
 
 
 class _Source(torch.autograd.Function):
@@ -118,22 +116,19 @@ def _checkpointed() -> bool:
     return hooks is not None and getattr(hooks[0], "__module__", "") == checkpoint.__module__
 
 
-def _small(layer: Layer, x: Tensor) -> bool:
-    """Whether p_x = W' p_h takes less time than to have it told by a node of the graph."""
-    return x.dim() == 2 and isinstance(layer, Linear) and prod(layer.weight_shape) <= SMALL
-
-
 class Capture:
     """Hooks on a model, the recording that they make, and its replays."""
 
     _replays = 0  # of all captures: while one replays, the others look away
     _owner: ClassVar[weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]]] = weakref.WeakKeyDictionary()
 
-    def __init__(
-        self, model: nn.Module, units: list[Unit], *, skip_weight_grads: bool, input_slopes: bool = True
-    ) -> None:
+    def __init__(self, model: nn.Module, units: list[Unit], *, skip_weight_grads: bool, slopes_from: float = 0) -> None:
         self.model, self.units = model, units
-        self.skip_weight_grads, self.input_slopes = skip_weight_grads, input_slopes  # input_slopes: p_x is wanted
+        self.skip_weight_grads = skip_weight_grads
+        # p_x is caught in layers with so many weights: in smaller linear ones it costs less to do without
+        self._caught = {unit for unit in units if isinstance(unit.layer, Conv) or unit.weight.numel() >= slopes_from}
+        if slopes_from == inf:
+            self._caught = set()
         self.enabled = True
         self.keep_outputs = True  # h itself until its gradient arrives: the ledger wants <p_h, h>
         self._without_grad: list[nn.Parameter] = []  # whose weight gradient is being skipped right now
@@ -252,7 +247,7 @@ class Capture:
         if stage.skipped:
             self._skipped.add(unit.name)
         stage.moves = x.requires_grad
-        if not stage.moves or not self.input_slopes or _small(unit.layer, x):
+        if not stage.moves or unit not in self._caught:
             return None
         alias = x.view_as(x)  # so that the gradient through this layer can be told from that of other readers of x
         when_gradient_comes(alias, partial(arrived_at_input, stage))
@@ -275,7 +270,7 @@ class Capture:
             h = _Source.apply(h.detach(), self._anchor)  # type: ignore[no-untyped-call]
         h, source = _source_of(h)
         stage.h_shape = h.shape
-        if self.keep_outputs:
+        if self.keep_outputs and (not stage.moves or unit in self._caught):
             stage._h, stage._version = h.detach(), h._version
         when_gradient_comes(source, partial(arrived_at_stage, recording, stage))
         if stage.skipped and recording.autocast[0]:
@@ -318,7 +313,8 @@ class Capture:
                 "loss.backward(), before step(); layers called outside model(...) are not seen."
             )
 
-    def _check(self, recording: Recording) -> None:
+    @staticmethod
+    def _check(recording: Recording) -> None:
         if not recording.training:
             raise StepError(
                 "The model was in eval mode in the forward pass: call model.train() before training steps. (Single "
@@ -326,10 +322,6 @@ class Capture:
             )
         recording.stages = [s for s in recording.stages if s.p_h is not None]
         recording.check()
-        for stage in recording.stages:
-            if self.input_slopes and stage.moves and stage.p_h is not None and _small(stage.layer, stage.x):
-                weight = stage.unit.weight.detach()
-                stage.p_x = stage.layer.input_grad(stage.p_h.to(weight.dtype), weight, stage.x.shape)
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients that have arrived so far."""

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpnopt import terminal as forms
 from ddpnopt.accumulation import join, probes, replay
-from ddpnopt.averaging import Averaging
 from ddpnopt.allocation import retain_freed
+from ddpnopt.averaging import Averaging
 from ddpnopt.capture import Capture
 from ddpnopt.curvature import Adam, Curvature, Identity, RMSprop, Seen, require
 from ddpnopt.errors import ModelError, NonFiniteError, OpenLoopWarning, OptionError, StepError
@@ -43,6 +43,7 @@ DEFAULT_DOF = 0.25
 OPEN_LOOP_LR = 1e-3  # of Adam, for parameters without feedback beside value="batch"
 ATTEMPTS = 4  # ever shorter steps before a step is given up
 SHORTER = 0.25  # times the step before
+SLOPES_FROM = 2**15  # weights: a smaller layer is applied again in less time than slopes at its input are caught
 STACK_LEVEL = 7  # from the warning up to the user's step(): two decorators of torch stand in between
 CURVATURES: dict[str, Callable[[], Curvature]] = {
     "identity": Identity,
@@ -109,9 +110,9 @@ class DDPNOpt(HookedOptimizer):
         weight_grads: let autograd fill `.grad` of the layers with feedback, too. DDPNOpt does not use it (it weights
             each sample anew), so by default it is not computed.
         recompute: True keeps less from the backward to the forward sweep, for large models: gradients of single samples
-            (convolutions, tokens) and slopes at the layers' inputs are computed anew. False keeps all of them. By
-            default gradients of samples are computed anew in layers where they would take more memory than the layer's
-            input and output.
+            (convolutions, tokens) are computed anew, and layers are applied again for want of slopes at their inputs.
+            False keeps all of them. By default gradients of samples are computed anew in layers where they would take
+            more memory than the layer's input and output, and small layers are applied again.
         diagnostics: measure everything in `report` at each step.
         data_parallel: train one batch in several processes: True (all processes of `torch.distributed`), a process
             group of it, or False. By default it is found out from `DistributedDataParallel` around the model. Without
@@ -190,9 +191,10 @@ class DDPNOpt(HookedOptimizer):
         self._groups = Groups(self.param_groups, self._names, curvature)
         mine = {p for group in self.param_groups for p in group["params"]}
         units = find_units(model, mine, frozenset(exclude))
-        self._capture = Capture(
-            model, units, skip_weight_grads=feedback and not weight_grads, input_slopes=feedback and not recompute
-        )
+        slopes_from: float = SLOPES_FROM if recompute is None else 0
+        if recompute or not feedback:
+            slopes_from = math.inf
+        self._capture = Capture(model, units, skip_weight_grads=feedback and not weight_grads, slopes_from=slopes_from)
         self.data_parallel = data_parallel
         self._group = Group(None if data_parallel is True else data_parallel) if data_parallel else None
         if self._group is not None:
@@ -355,7 +357,7 @@ class DDPNOpt(HookedOptimizer):
     ) -> list[Tensor] | None:
         """Algorithm 3 on the captured layers; the new outputs."""
         once = not self.diagnostics  # what a stage has kept is not looked at again afterwards
-        displacement = Displacement(self._is_chain(recording), once, bool(self.recompute))
+        displacement = Displacement(self._is_chain(recording), once)
         share = self.relax
         if self.relax_samples is not None:
             share /= math.sqrt(1 + self.samples / self.relax_samples)
@@ -437,7 +439,7 @@ class DDPNOpt(HookedOptimizer):
         problem = Problem(
             captured.name, captured.layer, captured.x.to(dtype), u, float(group["lr"]),
             [p.to(dtype) for p in p_h], [None if p is None else p.to(dtype) for p in p_x], l_u,
-            captured.p_h_dot_h, peers, self.recompute, state,
+            captured.p_h_dot_h, peers, self.recompute, captured.moves, state,
         )  # fmt: skip
         captured.let_go()
 

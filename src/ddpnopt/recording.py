@@ -29,7 +29,7 @@ class Stage:
     recomputed: bool = False  # whether it ran under activation checkpointing
     moves: bool = False  # whether x depends on the layers before; a constant input has no slope
     p_h: Tensor | None = None  # gradient of the batch loss at the output
-    p_x: Tensor | None = None  # gradient at the input through this layer alone; None where x is constant
+    p_x: Tensor | None = None  # … at the input through this layer alone; None where x is constant or nobody wants it
     p_h_dot_h: Tensor | None = None  # <p_h, h> of each sample, for the ledger; None if h was overwritten
     extra: list[Tensor] | None = None  # gradient of what the loss has on the weights beside the layer's output
     arrivals: int = 0  # gradients that have come to p_h

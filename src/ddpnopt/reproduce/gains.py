@@ -77,7 +77,7 @@ def feedback_gains(
     problems = [
         Problem(
             stage.name, stage.layer, stage.x, [p.detach() for p in stage.unit.parameters], eta,
-            [h[t] for h in p_h], [x[t] for x in p_x],
+            [h[t] for h in p_h], [x[t] for x in p_x], moves=stage.moves,
         )
         for t, stage in enumerate(recording.stages)
     ]  # fmt: skip

@@ -25,11 +25,12 @@ class Problem:
     u: Parts  # nominal weights
     eta: float  # Q_uu = M / eta
     p_h: list[Tensor]  # for each column (the gradient first): cotangents at the output, as shares of the loss
-    p_x: list[Tensor | None]  # … and at the input, through this layer
+    p_x: list[Tensor | None]  # … and at the input, through this layer; None where it was not caught
     l_u: Parts | None = None  # gradient of the stage cost (weight decay)
     p_h_dot_h: Tensor | None = None  # <p_h, h> of the gradient, where known
     peers: Peers = ALONE  # with whom the batch is shared
     recompute: bool | None = None  # whether gradients of samples are formed twice rather than kept
+    moves: bool = True  # whether x depends on the layers before
     state: dict[str, Any] = field(default_factory=dict)  # what the value function keeps from step to step
     _gradients: SampleGradients | None = field(default=None, init=False)
 
@@ -42,9 +43,14 @@ class Problem:
         """Forget the tensors of the size of the activations."""
         self.x, self.p_h, self.p_x, self._gradients = self.x.new_empty(0), [], [], None
 
+    @property
+    def slopes_caught(self) -> bool:
+        """Whether <p_x, dx> can be had without p_h."""
+        return not self.moves or all(p is not None for p in self.p_x)
+
     def let_go_of_slopes(self, displacement: Displacement) -> None:
         """Forget p_h where the forward pass reads nothing but the samples' gradients, which are written out."""
-        if isinstance(self._gradients, Explicit) and displacement.chain and not displacement.recompute:
+        if isinstance(self._gradients, Explicit) and displacement.chain and self.slopes_caught:
             self.p_h = []
 
     def gradients(self, *, coupled: bool) -> SampleGradients:
@@ -135,13 +141,12 @@ class Displacement:
 
     In a chain it is taken at the input of layer t, exactly. In any other graph the state has parts that no layer's
     input shows (skip connections), and c_t is kept as a ledger: each layer adds what its own update has done,
-    <p_h, h^ - h> - <p_x, x^ - x>. Where p_x was not kept, the layer is applied once more: <p_x, dx> = <p_h, g_x dx>,
+    <p_h, h^ - h> - <p_x, x^ - x>. Where p_x was not caught, the layer is applied once more: <p_x, dx> = <p_h, g_x dx>,
     and the entry is <p_h, g(x^, du)>.
     """
 
-    def __init__(self, chain: bool, once: bool = False, recompute: bool = False) -> None:
+    def __init__(self, chain: bool, once: bool = False) -> None:
         self.chain, self.once = chain, once  # once: p_x is let go as soon as it has been asked for
-        self.recompute = recompute  # p_x is not there
         self._ledger: list[Tensor] | None = None
 
     def reset(self) -> None:
@@ -154,10 +159,10 @@ class Displacement:
             return None
         if not self.chain:
             return None if self._ledger is None else _cat(self._ledger)
-        if stage.p_x[0] is None and not self.recompute:
+        if not stage.moves:
             return None
         x_hat = x_hat.to(stage.x.dtype)
-        if self.recompute:
+        if not stage.slopes_caught:
             dh = stage.layer.apply(x_hat - stage.x, stage.u[:1])
             return _cat([per_sample_dot(p, dh) for p in stage.p_h])
         c = _cat([per_sample_dot(p, x_hat, stage.x) for p in stage.p_x if p is not None])
@@ -167,9 +172,9 @@ class Displacement:
 
     def after(self, stage: Problem, x_hat: Tensor, h_hat: Tensor, new_u: Parts) -> None:
         """Enter into the ledger what stage t has done."""
-        if stage.p_h_dot_h is not None and len(stage.p_h) == 1 and not self.recompute:
+        if stage.p_h_dot_h is not None and len(stage.p_h) == 1 and stage.slopes_caught:
             own = per_sample_dot(stage.p_h[0], h_hat.to(stage.p_h[0].dtype)) - stage.p_h_dot_h
-            if stage.p_x[0] is not None:
+            if stage.moves and stage.p_x[0] is not None:
                 own = own - per_sample_dot(stage.p_x[0], x_hat.to(stage.x.dtype), stage.x)
             entries = [own]
         else:
