@@ -224,6 +224,8 @@ class Capture:
             x = self._replay.before(unit, x) if self._replay is not None else None
             return None if x is None else ((x,), {})
         recording = self._running
+        if recording is None and not self._skipped:
+            return None
         if not torch.is_grad_enabled() or unit in self._lost or _transformed():
             return None
         weight = module._parameters["weight"]

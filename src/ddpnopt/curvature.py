@@ -49,9 +49,8 @@ class Curvature(Protocol):
     def direction(self, state: State, d: Parts) -> Parts:
         """What is multiplied by M^-1, given d = Q_u + Q_ux dx: d itself, or its running average."""
 
-    @property
-    def watches_layers(self) -> bool:
-        """Whether `observe` needs the layer's inputs and output gradients."""
+    def watches(self, state: State) -> bool:
+        """Whether the next `observe` needs the layer's inputs and output gradients."""
 
     @property
     def open_loop(self) -> Curvature:
@@ -61,7 +60,8 @@ class Curvature(Protocol):
 class _Elementwise:
     """What the curvatures that look at each parameter alone share."""
 
-    watches_layers = False
+    def watches(self, state: State) -> bool:
+        return False
 
     def direction(self, state: State, d: Parts) -> Parts:
         return d

@@ -50,12 +50,11 @@ class Groups:
             found = self._of[parameter]
         return found
 
-    def settings(self, name: str, parameters: list[nn.Parameter], u: Parts) -> tuple[Group, Parts | None]:
+    def settings(self, name: str, parameters: list[nn.Parameter]) -> tuple[Group, Parts | None]:
         """The group of a layer, and l_u of its parameters by weight decay."""
         groups = [self.of(p) for p in parameters]
-        for group in groups:
-            self._check_momentum(group)
-        for option in ("lr", "momentum"):
+        self._check_momentum(groups[0])
+        for option in ("lr", "momentum") if groups[0] is not groups[-1] else ():
             if groups[0][option] != groups[-1][option]:
                 raise OptionError(
                     f"Weight and bias of layer '{name}' are in parameter groups with {option}={groups[0][option]} and "
@@ -64,7 +63,7 @@ class Groups:
                 )
         if not any(group["weight_decay"] for group in groups):
             return groups[0], None
-        return groups[0], [w * group["weight_decay"] for w, group in zip(u, groups, strict=True)]
+        return groups[0], [p.detach() * group["weight_decay"] for p, group in zip(parameters, groups, strict=True)]
 
     def stage_cost(self) -> float:
         """Weight decay as a cost, lambda |u|^2 / 2."""

@@ -45,8 +45,6 @@ class _Kronecker:
     def _due(self, state: State) -> bool:
         return bool(state.get("step", 0) % self.refresh == 0)
 
-    watches_layers = True
-
     def direction(self, state: State, d: list[Tensor]) -> list[Tensor]:
         return d
 
@@ -71,6 +69,9 @@ class KFAC(_Kronecker):
     def __post_init__(self) -> None:
         self._check(self.damping)
         require(0 <= self.decay < 1, "decay", self.decay, "in [0, 1)")
+
+    def watches(self, state: State) -> bool:
+        return self._due(state)
 
     def observe(self, state: State, seen: Seen) -> Metric:
         if self._due(state):
@@ -110,6 +111,9 @@ class EKFAC(_Kronecker):
     def __post_init__(self) -> None:
         self._check(self.damping)
         require(0 <= self.decay < 1, "decay", self.decay, "in [0, 1)")
+
+    def watches(self, state: State) -> bool:
+        return True  # the size of the batch counts in every step
 
     def observe(self, state: State, seen: Seen) -> Metric:
         assert seen.layer is not None

@@ -40,14 +40,14 @@ class Metric:
         """M^-1 u. Without a layer (parameters updated in open loop) only the diagonal forms apply."""
         if self.inverse is not None:
             assert layer is not None
-            return layer.split(self.inverse[1] @ layer.join(u) @ self.inverse[0])
+            return layer.split(_between(self.inverse[1], layer.join(u), self.inverse[0]))
         if self.T_A is None or self.T_G is None:
             return u if self.D is None else [a * d for a, d in zip(u, self.D, strict=True)]
         assert layer is not None
-        joint = self.T_G @ layer.join(u) @ self.T_A.mT
+        joint = _between(self.T_G, layer.join(u), self.T_A.mT)
         if self.D is not None:
             joint = joint * self.D[0]
-        return layer.split(self.T_G.mT @ joint @ self.T_A)
+        return layer.split(_between(self.T_G.mT, joint, self.T_A))
 
     def columns(self, x: Tensor) -> Tensor:
         """T_A x~ for inputs in column form (…, g, J)."""
@@ -61,6 +61,11 @@ class Metric:
 def _transform(T: Tensor, a: Tensor) -> Tensor:
     """T a of each group: (g, k, j), (…, g, j) -> (…, g, k)."""
     return F.linear(a, T[0]) if len(T) == 1 else torch.einsum("...gj,gkj->...gk", a, T)
+
+
+def _between(left: Tensor, joint: Tensor, right: Tensor) -> Tensor:
+    """Products of each group, (g, …); of one group as plain matrices, which takes a third of the time where small."""
+    return (left[0] @ joint[0] @ right[0])[None] if len(joint) == 1 else left @ joint @ right
 
 
 IDENTITY = Metric()

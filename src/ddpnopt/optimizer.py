@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpnopt import terminal as forms
 from ddpnopt.accumulation import join, probes, replay
-from ddpnopt.allocation import retain_freed
+from ddpnopt.allocation import copies, retain_freed
 from ddpnopt.averaging import Averaging
 from ddpnopt.capture import Capture
 from ddpnopt.curvature import Adam, Curvature, Identity, RMSprop, Seen, require
@@ -33,7 +33,7 @@ from ddpnopt.report import Report
 from ddpnopt.saved import KEY, check_header, header
 from ddpnopt.settling import Settling, settle
 from ddpnopt.sweep import Log, Stage, backward_pass, descend, forward_pass, predicted_change
-from ddpnopt.units import check_devices, find_units
+from ddpnopt.units import Unit, check_devices, find_units
 from ddpnopt.value import Displacement, Problem, ValueFunction
 
 DEFAULT_LR = 3.0  # of value="batch": 1 / damping. Found over six tasks, see docs/method.md
@@ -201,10 +201,18 @@ class DDPNOpt(HookedOptimizer):
             self._group.broadcast(model)
         if self._device.type == "cpu":
             retain_freed()
-        # a share of the batch is known by its samples
-        self._capture.enabled = feedback or curvature.watches_layers or self._group is not None
+        self._watch()
 
     # -- setting up --------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Let the capture look at the next pass, if anybody wants to know."""
+        # a share of the batch is known by its samples
+        self._capture.enabled = (
+            self.feedback
+            or self._group is not None
+            or any(self.curvature.watches(self.state.get(unit.weight, {})) for unit in self._capture.units)
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -227,6 +235,7 @@ class DDPNOpt(HookedOptimizer):
         self.steps, self.samples = found.get("steps", 0), found.get("samples", 0)
         if self._averaging is not None:
             self._averaging.in_use = found.get("averages_in_use", False)
+        self._watch()
 
     # -- the average of the weights ----------------------------------------------------------------------------------
 
@@ -262,16 +271,17 @@ class DDPNOpt(HookedOptimizer):
         group = self._find_group()
         try:
             recording = join(self._capture.take_all()) if self._capture.enabled else None
-            watched = recording is not None and (self.feedback or self.curvature.watches_layers)
+            watched = self.feedback or self.curvature.watches({})
             captured = recording.stages if recording is not None and watched else []
-            mine = {p for stage in captured for p in stage.unit.parameters}
+            known = self._known_layers() if recording is None and watched else []
+            mine = {p for each in (*(stage.unit for stage in captured), *known) for p in each.parameters}
             rest = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p not in mine]
             if not mine and not rest:
                 raise StepError("step() without a backward pass: call loss.backward() first.")
             if self.feedback:
                 self._tell(rest)
             incoming = (stage.p_h for stage in captured)  # not kept: the stages are to let go of them one by one
-            gradients = (p.grad for p in rest)
+            gradients = (p.grad for p in (*rest, *(p for unit in known for p in unit.parameters)))
             total = finite_sum([g for g in (*incoming, *gradients) if g is not None])
         except BaseException:
             if group is not None:
@@ -296,9 +306,8 @@ class DDPNOpt(HookedOptimizer):
             rest = share_gradients(peers, self._all_but(mine if self.feedback else set()), mean=self.method.mean)
             rest = [p for p in rest if p not in mine]
 
-        old = {p: p.detach().clone() for p in rest}  # and those of the layers, as their turn comes
-        if not self.feedback:
-            old |= {p: p.detach().clone() for p in mine}
+        now = rest if self.feedback else [*rest, *mine]  # the layers' own as their turn in the sweep comes
+        old = dict(zip(now, copies(now), strict=True))
         states = {p: dict(self.state[p]) for p in (*mine, *rest)}
         try:
             outputs = None
@@ -308,6 +317,8 @@ class DDPNOpt(HookedOptimizer):
                 self._open_loop(rest)
                 for stage in captured:
                     self._without_feedback(stage, peers)
+                for unit in known:
+                    self._descend(unit.name, unit.parameters, self.curvature, unit.layer, {"solve_only": True})
             written = peers.total(finite_sum([p.detach() for p in states] + (outputs or [])))
             check_finite(written, "a weight or output after the step", ADVICE)
         except BaseException:
@@ -315,6 +326,8 @@ class DDPNOpt(HookedOptimizer):
             raise
         if recording is not None:
             self.samples += peers.batch(recording.batch_size)
+        if not self.feedback:
+            self._watch()
 
     # -- together with other processes -------------------------------------------------------------------------------
 
@@ -430,12 +443,10 @@ class DDPNOpt(HookedOptimizer):
         parameters = captured.unit.parameters
         dtype = parameters[0].dtype  # autocast may have made the rest smaller
         u = [p.detach() for p in parameters]
-        group, l_u = self._groups.settings(captured.name, parameters, u)
+        group, l_u = self._groups.settings(captured.name, parameters)
         if captured.extra is not None:
             l_u = captured.extra if l_u is None else [a + b for a, b in zip(l_u, captured.extra, strict=True)]
-        state = self.state[parameters[0]]
-        if state.setdefault("parts", len(parameters)) != len(parameters):
-            state.clear()  # the bias has been frozen or set free: begin anew
+        state = self._layer_state(parameters)
         problem = Problem(
             captured.name, captured.layer, captured.x.to(dtype), u, float(group["lr"]),
             [p.to(dtype) for p in p_h], [None if p is None else p.to(dtype) for p in p_x], l_u,
@@ -449,6 +460,22 @@ class DDPNOpt(HookedOptimizer):
             return [old[p] for p in parameters]
 
         return Stage(problem, state, list(parameters), group["momentum"], backup)
+
+    def _layer_state(self, parameters: list[nn.Parameter]) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[parameters[0]]
+        if state.setdefault("parts", len(parameters)) != len(parameters):
+            state.clear()  # the bias has been frozen or set free: begin anew
+            state["parts"] = len(parameters)
+        return state
+
+    def _known_layers(self) -> list[Unit]:
+        """Layers whose curvature was found in an earlier step, in a step without a look at them."""
+        known = []
+        for unit in self._capture.units:
+            unit.refresh()
+            if all(p.grad is not None for p in unit.parameters) and "step" in self._layer_state(unit.parameters):
+                known.append(unit)
+        return known
 
     def _tell(self, rest: list[nn.Parameter]) -> None:
         """Say once which parameters get no feedback."""
@@ -487,10 +514,10 @@ class DDPNOpt(HookedOptimizer):
         layer: Layer | None,
         watched: Any,
     ) -> None:
-        group, l_u = self._groups.settings(name, parameters, [p.detach() for p in parameters])
+        group, l_u = self._groups.settings(name, parameters)
         gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         seen = Seen(lambda: gradient, l_u, layer, **watched)
-        state = self.state[parameters[0]]
+        state = self.state[parameters[0]] if layer is None else self._layer_state(parameters)
         metric = curvature.observe(state, seen)
         weights: list[Tensor] = list(parameters)
         lr, momentum = float(group["lr"]), group["momentum"]
