@@ -20,20 +20,7 @@ from ddpnopt.metric import Metric
 
 SAMPLES = 512  # taken together in an update
 CHUNK = 2**24  # numbers held at once where a Gram matrix goes through explicit gradients
-SPLIT = 128  # rows of a Gram matrix up to which it is computed whole
 WRITTEN = 5 * 2**18  # … that are not kept: small enough for the cache
-
-
-def gram(x: Tensor) -> Tensor:
-    """x x' for (B, n), of whose blocks away from the diagonal one is computed and its mirror image copied."""
-    half = len(x) // 2
-    if half < SPLIT:
-        return x @ x.T
-    K, (a, b) = x.new_empty(len(x), len(x)), (x[:half], x[half:])
-    K[:half, :half], K[half:, half:] = gram(a), gram(b)
-    torch.mm(b, a.T, out=K[half:, :half])
-    K[:half, half:] = K[half:, :half].T
-    return K
 
 
 class Sums(Protocol):
@@ -80,14 +67,14 @@ class RankOne:
 
     def gram(self, metric: Metric, other: RankOne | None = None) -> Tensor:
         if metric.is_identity:
-            inputs = gram(self.x) if other is None else self.x @ other.x.T
-            outputs = gram(self.p) if other is None else self.p @ other.p.T
-            return inputs.add_(float(self.layer.bias)).mul_(outputs)
+            those = self if other is None else other
+            inputs, outputs = self.x @ those.x.T, self.p @ those.p.T
+            return torch.addcmul(outputs, inputs, outputs) if self.layer.bias else inputs.mul_(outputs)
         x, p = self._rotated(metric)
         y, q = (x, p) if other is None else other._rotated(metric)
         D = metric.diagonal(self.layer)
         if D is None:
-            return gram(x).mul_(gram(p)) if other is None else (x @ y.T).mul_(p @ q.T)
+            return (x @ y.T).mul_(p @ q.T)
         # D does not factor: sqrt(D) p_u explicitly, some outputs at a time so that memory stays bounded
         K = x.new_zeros(len(x), len(y))
         rows = max(1, CHUNK // y.numel())
@@ -194,10 +181,7 @@ class Explicit(_WrittenOut):
 
     def gram(self, metric: Metric, other: Explicit | None = None) -> Tensor:
         left = self._pieces(metric)
-        if other is None:
-            K = gram(left[0])
-            return K if len(left) == 1 else K.addmm_(left[1], left[1].T)
-        right = other._pieces(metric)
+        right = left if other is None else other._pieces(metric)
         K = left[0] @ right[0].T
         return K if len(left) == 1 else K.addmm_(left[1], right[1].T)
 

@@ -48,11 +48,11 @@ def scale_samples(w: Tensor, a: Tensor) -> Tensor:
     return w.to(a.dtype).view(-1, *[1] * (a.dim() - 1)) * a
 
 
-def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Zeros of this shape, (B, channels, …), with the channels last in memory where they are so in `like`."""
+def _room(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Room for this shape, (B, channels, …), with the channels last in memory where they are so in `like`."""
     if like.stride(1) < like.stride(-1):
-        return like.new_zeros(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
-    return like.new_zeros(shape)
+        return like.new_empty(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+    return like.new_empty(shape)
 
 
 class Layer(ABC):
@@ -231,10 +231,10 @@ class Conv(Layer):
         width = prod(grid) - shifts[-1]
         some = min(B, max(1, CACHED // (x.shape[1] + v.shape[1]) // prod(grid)))
 
-        inputs, slopes = _zeros(x, (some, g * C, *grid)), _zeros(v, (some, g * O, *grid))
+        inputs, slopes = _room(x, (some, g * C, *grid)).zero_(), _room(v, (some, g * O, *grid)).zero_()
         inside = [slice(p, p + n) for p, n in zip(self.padding, x.shape[2:], strict=True)]
         corner = [slice(n) for n in v.shape[2:]]
-        windows = _zeros(x, (some * g, together * C, width))
+        windows = _room(x, (some * g, together * C, width))
         products = x.new_empty(len(starts), some * g, O, together * C)
         out = x.new_empty(B, g, O, C, len(starts), together)
         for b in range(0, B, some):
