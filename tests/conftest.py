@@ -4,6 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("patient", deadline=None)  # how long an example takes says more about the machine
+settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)
