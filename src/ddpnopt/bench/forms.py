@@ -15,6 +15,7 @@ from ddpnopt.bench.networks import Network
 from ddpnopt.bench.peers import PEERS, REFRESH
 from ddpnopt.bench.steppers import LR, UNIT, Form
 from ddpnopt.experiments.errors import UnknownNameError
+from ddpnopt.value.damping import EARLY
 
 
 def _torch(kind: Callable[..., Optimizer]) -> Callable[[nn.Module], Optimizer]:
@@ -42,11 +43,11 @@ _KFAC, _EKFAC = KFAC(refresh=REFRESH), EKFAC(refresh=REFRESH)
 _ELEMENTWISE = {"rmsprop": "RMSprop", "adam": "Adam"}
 
 OURS = (
-    Form("ddpnopt", "DDPNOpt(model)", _ddpnopt(), "no-feedback"),
+    Form("ddpnopt", "DDPNOpt(model)", _ddpnopt(), "no-feedback", settles=EARLY),
     Form("no-feedback", "feedback=False", _outer(feedback=False)),
-    Form("batch", "batch", _batch(), "no-feedback"),
-    Form("recompute", "batch, recompute", _batch(recompute=True, average=False), "no-feedback"),
-    Form("batch-open", "batch, open loop", _batch(closed_loop=False), "no-feedback"),
+    Form("batch", "batch", _batch(), "no-feedback", settles=EARLY),
+    Form("recompute", "batch, recompute", _batch(recompute=True, average=False), "no-feedback", settles=EARLY),
+    Form("batch-open", "batch, open loop", _batch(closed_loop=False), "no-feedback", settles=EARLY),
     Form("outer", "outer", _outer(), "no-feedback"),
     Form("outer-open", "outer, open loop", _outer(closed_loop=False), "no-feedback"),
     Form("full", "full", _outer(value="full", terminal="cross_entropy"), "no-feedback", square=True),
@@ -59,15 +60,15 @@ OURS = (
     ),
     *(Form(f"{c}-no-feedback", f"{label}, no feedback", _outer(curvature=c, feedback=False))
       for c, label in _ELEMENTWISE.items()),
-    *(Form(f"batch-{c}", f"batch, {label}", _batch(curvature=c), f"{c}-no-feedback")
+    *(Form(f"batch-{c}", f"batch, {label}", _batch(curvature=c), f"{c}-no-feedback", settles=EARLY)
       for c, label in _ELEMENTWISE.items()),
     *(Form(f"outer-{c}", f"outer, {label}", _outer(curvature=c), f"{c}-no-feedback")
       for c, label in _ELEMENTWISE.items()),
     Form("kfac", "KFAC, no feedback", _kronecker(baselines.KFAC), period=REFRESH),
-    Form("batch-kfac", "batch, KFAC", _batch(curvature=_KFAC), "kfac", REFRESH),
+    Form("batch-kfac", "batch, KFAC", _batch(curvature=_KFAC), "kfac", REFRESH, settles=EARLY),
     Form("outer-kfac", "outer, KFAC", _outer(curvature=_KFAC), "kfac", REFRESH),
     Form("ekfac", "EKFAC, no feedback", _kronecker(baselines.EKFAC), period=REFRESH),
-    Form("batch-ekfac", "batch, EKFAC", _batch(curvature=_EKFAC), "ekfac", REFRESH),
+    Form("batch-ekfac", "batch, EKFAC", _batch(curvature=_EKFAC), "ekfac", REFRESH, settles=EARLY),
     Form("outer-ekfac", "outer, EKFAC", _outer(curvature=_EKFAC), "ekfac", REFRESH),
 )  # fmt: skip
 

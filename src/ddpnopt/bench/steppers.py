@@ -43,6 +43,8 @@ class Form:
     """Whether it keeps a matrix of the size of the widest state for each sample: gigabytes on images."""
     stepper: Callable[[Form, Network, int], Stepper] | None = None
     """For methods that need more than forward, backward and `step()`."""
+    settles: int = 2
+    """Steps until it is in its stride: the first finds out about the network, and a start may take more care."""
 
     @property
     def missing(self) -> str | None:
@@ -99,7 +101,7 @@ class Stepper:
 
 
 def ready(form: Form, network: Network, batch_size: int) -> Stepper:
-    """A stepper that has made two steps (the first finds out about the network), or `DoesNotApplyError`."""
+    """A stepper that is in its stride, or `DoesNotApplyError`."""
     if form.missing is not None:
         raise DoesNotApplyError(form.missing)
     if form.square:
@@ -107,7 +109,7 @@ def ready(form: Form, network: Network, batch_size: int) -> Stepper:
     with warnings.catch_warnings(), reasons(form):
         warnings.simplefilter("ignore")  # which parameters go without feedback is no news here
         stepper = (form.stepper or Stepper)(form, network, batch_size)
-        for _ in range(2):
+        for _ in range(form.settles):
             stepper.step()
     return stepper
 

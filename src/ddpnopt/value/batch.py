@@ -86,6 +86,7 @@ class Batch:
         self.peers = peers
         self._coupling: Coupling | None = None  # of the stage that comes next, under way
         self._waiting: list[_System] = []  # to be factorised
+        self._roots: Tensor | None = None  # L^1/2 L^1/2', (N, N)
 
     @property
     def v(self) -> Tensor:
@@ -145,9 +146,11 @@ class Batch:
     def _factorise(self) -> None:
         """All that is waiting, in one call."""
         waiting, self._waiting = self._waiting, []
-        A = torch.stack([system.S for system in waiting])  # (T, N, N)
-        target = self._target(A)
-        A.mul_(self.root[:, None]).mul_(self.root)
+        S = torch.stack([system.S for system in waiting]) if len(waiting) > 1 else waiting[0].S[None]  # (T, N, N)
+        target = self._target(S)
+        if self._roots is None:
+            self._roots = torch.outer(self.root, self.root)
+        A = S * self._roots
         factors = damped(A, len(self.L) // self.columns, self.dof, [system.state for system in waiting])
         if len(self.L) > TOGETHER:
             for system, factor in zip(waiting, factors, strict=True):
@@ -157,7 +160,7 @@ class Batch:
         open_loop = (inverse @ target[..., None])[..., 0].mul_(self.root)
         if self.kept is not None:
             open_loop += self.kept
-        gains = inverse.mul_(self.root[:, None]).mul_(self.root)
+        gains = inverse.mul_(self._roots)
         for system, w, gain in zip(waiting, open_loop.unbind(), gains.unbind(), strict=True):
             system.open_loop, system.gain = w, gain
 
