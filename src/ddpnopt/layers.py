@@ -111,6 +111,8 @@ class Layer(ABC):
     def join(self, u: Parts) -> Tensor:
         """[W, b] -> (g, O, J); also with leading dimensions before those of the parameters."""
         weight = u[0]
+        if weight.dim() == 2:  # a linear layer's own: little to do
+            return (torch.cat([weight, u[1][:, None]], 1) if self.bias else weight)[None]
         lead = weight.shape[: weight.dim() - len(self.weight_shape)]
         joint = weight.reshape(*lead, *self.joint_shape[:2], -1)
         if self.bias:
@@ -119,6 +121,8 @@ class Layer(ABC):
 
     def split(self, joint: Tensor) -> Parts:
         """(g, O, J) -> [W, b]."""
+        if joint.dim() == 3 and len(self.weight_shape) == 2:
+            return [joint[0, :, :-1], joint[0, :, -1]] if self.bias else [joint[0]]
         lead = joint.shape[:-3]
         if not self.bias:
             return [joint.reshape(*lead, *self.weight_shape)]

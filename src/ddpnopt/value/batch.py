@@ -45,9 +45,10 @@ TOGETHER = 64  # columns up to which stages are factorised together: beyond, a c
 class _System:
     """I + L^1/2 S_t L^1/2 of one stage, damped: its factor, or for a small batch what it is needed for."""
 
-    S: Tensor
+    S: Tensor | None  # let go when it is factorised
     state: dict[str, Any]  # of the damping
     m: Tensor | None
+    target: Tensor | None = None  # v_T / L^1/2, for the columns with curvature, less what those without do to them
     cholesky: Tensor | None = None
     open_loop: Tensor | None = None  # (I + L S)^-1 v_T
     gain: Tensor | None = None  # (I + L S)^-1 L
@@ -146,15 +147,18 @@ class Batch:
     def _factorise(self) -> None:
         """All that is waiting, in one call."""
         waiting, self._waiting = self._waiting, []
-        S = torch.stack([system.S for system in waiting]) if len(waiting) > 1 else waiting[0].S[None]  # (T, N, N)
-        target = self._target(S)
+        found = [system.S for system in waiting if system.S is not None]
+        S = torch.stack(found) if len(found) > 1 else found[0][None]  # (T, N, N)
+        target = self.target if self.kept is None else self.target - self.root * (S @ self.kept)
         if self._roots is None:
             self._roots = torch.outer(self.root, self.root)
         A = S * self._roots
+        for system in waiting:
+            system.S = None
         factors = damped(A, len(self.L) // self.columns, self.dof, [system.state for system in waiting])
         if len(self.L) > TOGETHER:
-            for system, factor in zip(waiting, factors, strict=True):
-                system.cholesky = factor
+            for system, r, factor in zip(waiting, target.expand(len(factors), -1), factors, strict=True):
+                system.target, system.cholesky = r, factor
             return
         inverse = torch.cholesky_inverse(factors)
         open_loop = (inverse @ target[..., None])[..., 0].mul_(self.root)
@@ -163,10 +167,6 @@ class Batch:
         gains = inverse.mul_(self._roots)
         for system, w, gain in zip(waiting, open_loop.unbind(), gains.unbind(), strict=True):
             system.open_loop, system.gain = w, gain
-
-    def _target(self, S: Tensor) -> Tensor:
-        """v_T / L^1/2, for the columns with curvature, less what those without it do to them."""
-        return self.target if self.kept is None else self.target - self.root * (S @ self.kept)
 
     def _weights(self, system: _System, c: Tensor | None) -> Tensor:
         """(I + L S)^-1 (v_T + L (c - m))."""
@@ -178,7 +178,8 @@ class Batch:
         if system.open_loop is not None and system.gain is not None:
             return system.open_loop if c is None else torch.addmv(system.open_loop, system.gain, c)
         assert system.cholesky is not None
-        r = self._target(system.S)
+        assert system.target is not None
+        r = system.target
         if c is not None:
             r = torch.addcmul(r, self.root, c)
         w = self.root * torch.cholesky_solve(r[:, None], system.cholesky)[:, 0]
