@@ -70,16 +70,19 @@ def forward_pass(
 
     `once` says that it will not be repeated: what a stage has kept is let go as soon as it is behind.
     """
-    if replay is None:
-        for stage, (policy, metric) in zip(stages, policies, strict=True):
-            _control(stage, policy, metric, curvature, None, log)
-        return None
-
-    x_hats: dict[int, Tensor] = {}
 
     def let_go(t: int) -> None:
         policies[t] = (_used_up, policies[t][1])
         stages[t].problem.let_go()
+
+    if replay is None:
+        for t, stage in enumerate(stages):
+            _control(stage, *policies[t], curvature, None, log)
+            if once:
+                let_go(t)
+        return None
+
+    x_hats: dict[int, Tensor] = {}
 
     def control(t: int, x_hat: Tensor) -> None:
         _control(stages[t], *policies[t], curvature, x_hat, log)
