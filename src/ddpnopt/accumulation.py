@@ -104,6 +104,18 @@ def _cat(parts: list[Tensor | None]) -> Tensor | None:
     return torch.cat(there) if len(there) == len(parts) else None
 
 
+def retrace(capture: Capture, recording: Recording) -> None:
+    """`Capture.retrace` for all micro-batches."""
+    if not recording.parts:
+        capture.retrace(recording)
+        return
+    for part in recording.parts:
+        capture.retrace(part)
+    for t, stage in enumerate(recording.stages):
+        joint = _join_stages([part.stages[t] for part in recording.parts])
+        stage.x, stage.p_h, stage.p_x, stage.p_h_dot_h = joint.x, joint.p_h, joint.p_x, joint.p_h_dot_h
+
+
 class JointSegment:
     """What stands between two layers, for micro-batches that have a graph each."""
 

@@ -425,6 +425,29 @@ class Capture:
         outputs = [o for o in replay.outputs if o.requires_grad]
         return Probe(replay.inputs, replay.leaves, outputs)
 
+    def retrace(self, recording: Recording) -> None:
+        """States and slopes of a recording once more, which have been let go: forth, and back from its outputs."""
+        replay = Tape(recording)
+        with torch.enable_grad(), self._replaying(recording, replay):
+            self.model(*recording.args, **recording.kwargs)
+            replay.check(recording)
+            pairs = [
+                (replay.outputs[i], q) for i, q in zip(recording.positions, recording.q, strict=True) if q is not None
+            ]
+            inputs = [x for x in replay.inputs if x.requires_grad]
+            with torch.autocast(recording.device.type, enabled=False):
+                grads = torch.autograd.grad(
+                    [z for z, _ in pairs],
+                    [*replay.hs, *inputs],
+                    [q.to(z.dtype) for z, q in pairs],
+                    materialize_grads=True,
+                )
+        through = iter(grads[len(replay.hs) :])
+        for stage, x, p_h in zip(recording.stages, replay.inputs, grads, strict=False):
+            p_x = next(through) if x.requires_grad else None
+            stage.x, stage.p_h, stage.p_h_dot_h = x.detach(), p_h, None
+            stage.p_x = p_x if stage.unit in self._caught else None
+
     def pull_back(
         self, recording: Recording, index: int, columns: Tensor
     ) -> tuple[list[list[Tensor]], list[list[Tensor | None]]]:

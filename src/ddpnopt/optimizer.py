@@ -6,14 +6,14 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpnopt import terminal as forms
-from ddpnopt.accumulation import join, probes, replay
+from ddpnopt.accumulation import join, probes, replay, retrace
 from ddpnopt.allocation import copies, retain_freed
 from ddpnopt.averaging import Averaging
 from ddpnopt.capture import Capture
@@ -41,8 +41,8 @@ DEFAULT_RELAX = 1.0
 DEFAULT_RELAX_SAMPLES = 6400.0
 DEFAULT_DOF = 0.25
 OPEN_LOOP_LR = 1e-3  # of Adam, for parameters without feedback beside value="batch"
-ATTEMPTS = 4  # ever shorter steps before a step is given up
-SHORTER = 0.25  # times the step before
+ATTEMPTS = 4  # sweeps that ask for ever less before a step is given up
+SHORTER = 0.25  # times what was asked for before
 SLOPES_FROM = 2**15  # weights: a smaller layer is applied again in less time than slopes at its input are caught
 STACK_LEVEL = 7  # from the warning up to the user's step(): two decorators of torch stand in between
 CURVATURES: dict[str, Callable[[], Curvature]] = {
@@ -312,7 +312,7 @@ class DDPNOpt(HookedOptimizer):
         try:
             outputs = None
             if recording is not None and self.feedback:
-                outputs = self._sweep(recording, old, rest, peers)
+                outputs = self._sweep(recording, old, states, rest, peers)
             else:
                 self._open_loop(rest)
                 for stage in captured:
@@ -366,18 +366,51 @@ class DDPNOpt(HookedOptimizer):
     # -- the parts of a step -----------------------------------------------------------------------------------------
 
     def _sweep(
-        self, recording: Recording, old: dict[nn.Parameter, Tensor], rest: list[nn.Parameter], peers: Peers
+        self,
+        recording: Recording,
+        old: dict[nn.Parameter, Tensor],
+        states: dict[Any, dict[str, Any]],
+        rest: list[nn.Parameter],
+        peers: Peers,
     ) -> list[Tensor] | None:
-        """Algorithm 3 on the captured layers; the new outputs."""
-        once = not self.diagnostics  # what a stage has kept is not looked at again afterwards
-        displacement = Displacement(self._is_chain(recording), once)
+        """Algorithm 3 on the captured layers; the new outputs, or None where no step is better than none."""
         share = self.relax
         if self.relax_samples is not None:
             share /= math.sqrt(1 + self.samples / self.relax_samples)
+        sweep = partial(self._sweep_for, recording, old, rest, peers)
+        if self.method.value != "batch" or not self.closed_loop:
+            return sweep(share)
+        found = losses(recording, self.method.mean)  # now, while the stages are whole
+        if not recording.used_outputs():
+            return sweep(share)  # the model computes its loss itself: no outputs to judge by
+        before = peers.total(float(shares(recording, self.method.mean).sum())) + self._groups.stage_cost()
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                retrace(self._capture, recording)
+            outputs = sweep(share * SHORTER**attempt)
+            assert outputs is not None
+            after = peers.total(total_loss(recording.used(outputs), found))
+            if after + self._groups.stage_cost() <= before:
+                return outputs
+            self._take_back(old, states)
+            self.report.shortened += attempt == 0
+        self.report.undone += 1
+        self.report.actual = None
+        return None
+
+    def _sweep_for(
+        self,
+        recording: Recording,
+        old: dict[nn.Parameter, Tensor],
+        rest: list[nn.Parameter],
+        peers: Peers,
+        share: float,
+    ) -> list[Tensor] | None:
+        """Both passes, asking for this share of each sample's loss; the recording lets go of its stages on the way."""
+        displacement = Displacement(self._is_chain(recording), once=not self.diagnostics)
         (p_h, p_x), value = self.method.start(self._capture, recording, displacement, share, peers)
-        judged = self.method.value == "batch" and self.closed_loop
-        if judged or self.diagnostics:
-            losses(recording, self.method.mean)  # now, while the stages are whole
+        if self.diagnostics:
+            losses(recording, self.method.mean)
         if self.recompute:
             p_x = [[None] * len(column) for column in p_x]
         stages = [
@@ -390,39 +423,12 @@ class DDPNOpt(HookedOptimizer):
         log: Log | None = {} if self.diagnostics else None
         if log is not None:
             self.report.predicted = predicted_change(stages, value, policies)
-
-        def forward() -> list[Tensor] | None:
-            self._open_loop(rest)  # not before the backward pass, which looks at the old network
-            again = partial(replay, self._capture, recording) if self.closed_loop else None
-            return forward_pass(stages, policies, self.curvature, again, displacement, log, once=once)
-
-        outputs = self._trusted(recording, old, forward, peers) if judged else forward()
+        self._open_loop(rest)  # not before the backward pass, which looks at the old network
+        again = partial(replay, self._capture, recording) if self.closed_loop else None
+        outputs = forward_pass(stages, policies, self.curvature, again, displacement, log)
         if log is not None:
             self._write_report(recording, value, log, outputs, peers)
         return outputs
-
-    def _trusted(
-        self, recording: Recording, old: dict[nn.Parameter, Tensor], forward: Callable[[], Any], peers: Peers
-    ) -> list[Tensor] | None:
-        """The forward pass; where the loss of the same batch would rise, less of the way, at last nothing of it."""
-        found = losses(recording, self.method.mean)
-        if not recording.used_outputs():
-            return cast("list[Tensor]", forward())  # the model computes its loss itself: no outputs to judge by
-        before = peers.total(float(shares(recording, self.method.mean).sum())) + self._groups.stage_cost()
-        states = {p: dict(state) for p, state in self.state.items()}
-        outputs: list[Tensor] = forward()
-        for attempt in range(ATTEMPTS):
-            after = peers.total(total_loss(recording.used(outputs), found))
-            if after + self._groups.stage_cost() <= before:
-                return outputs
-            self.report.shortened += attempt == 0
-            for p, weight in old.items():
-                p.lerp_(weight, 1 - SHORTER)
-            if attempt < ATTEMPTS - 1:
-                outputs = replay(self._capture, recording, lambda t, x: None, None)
-        self._take_back(old, states)
-        self.report.undone += 1
-        return None
 
     def _is_chain(self, recording: Recording) -> bool:
         """Whether each layer reads just the layer before it; found out once for each sequence of layers."""

@@ -63,12 +63,10 @@ def forward_pass(
     replay: Replay | None,
     displacement: Displacement,
     log: Log | None = None,
-    *,
-    once: bool = False,
 ) -> list[Tensor] | None:
     """Lines 14 to 18, the additional forward pass; the new outputs. Without `replay` k alone is applied.
 
-    `once` says that it will not be repeated: what a stage has kept is let go as soon as it is behind.
+    With `displacement.once` what a stage has kept is let go as soon as it is behind.
     """
 
     def let_go(t: int) -> None:
@@ -78,7 +76,7 @@ def forward_pass(
     if replay is None:
         for t, stage in enumerate(stages):
             _control(stage, *policies[t], curvature, None, log)
-            if once:
+            if displacement.once:
                 let_go(t)
         return None
 
@@ -88,12 +86,12 @@ def forward_pass(
         _control(stages[t], *policies[t], curvature, x_hat, log)
         if not displacement.chain:
             x_hats[t] = x_hat
-        elif once:
+        elif displacement.once:
             let_go(t)
 
     def observe(t: int, h_hat: Tensor) -> None:
         displacement.after(stages[t].problem, x_hats.pop(t), h_hat, stages[t].weights)
-        if once:
+        if displacement.once:
             let_go(t)
 
     displacement.reset()
