@@ -2,30 +2,27 @@
 
 While the user's forward and backward pass run, each supported layer becomes a `Stage` with its input x and the
 gradients p_h (at its output) and p_x (at its input, through this layer alone). Afterwards the same forward pass can be
-replayed: same inputs, same random numbers, same autocast state, buffers put back afterwards, with a say at each layer.
+replayed, with a say at each layer (`Playback`).
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from functools import partial
 from math import inf
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from ddpnopt.errors import ModelError, StepError
 from ddpnopt.layers import Conv
 from ddpnopt.parallel import wrapper_at_work
-from ddpnopt.pooling import PlainMaxPooling
+from ddpnopt.playback import Playback
 from ddpnopt.recording import (
-    Probe,
     Recording,
     Stage,
     arrived_at_input,
@@ -34,10 +31,8 @@ from ddpnopt.recording import (
     is_floating,
     leaves,
     rng_state,
-    set_rng_state,
     when_gradient_comes,
 )
-from ddpnopt.replay import Cut, Replay, Tape
 from ddpnopt.scaling import scale, watch_overflow
 from ddpnopt.units import Unit
 
@@ -117,19 +112,16 @@ def _checkpointed() -> bool:
     return hooks is not None and getattr(hooks[0], "__module__", "") == checkpoint.__module__
 
 
-class Capture:
+class Capture(Playback):
     """Hooks on a model, the recording that they make, and its replays."""
 
-    _replays = 0  # of all captures: while one replays, the others look away
     _owner: ClassVar[weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]]] = weakref.WeakKeyDictionary()
 
     def __init__(self, model: nn.Module, units: list[Unit], *, skip_weight_grads: bool, slopes_from: float = 0) -> None:
-        self.model, self.units = model, units
-        self.skip_weight_grads = skip_weight_grads
         # p_x is caught in layers with so many weights: in smaller linear ones it costs less to do without
-        self._caught = {unit for unit in units if isinstance(unit.layer, Conv) or unit.weight.numel() >= slopes_from}
-        if slopes_from == inf:
-            self._caught = set()
+        large = {unit for unit in units if isinstance(unit.layer, Conv) or unit.weight.numel() >= slopes_from}
+        super().__init__(model, units, caught=set() if slopes_from == inf else large)
+        self.skip_weight_grads = skip_weight_grads
         self.enabled = True
         self.keep_outputs = True  # h itself until its gradient arrives: the ledger wants <p_h, h>
         self._without_grad: list[nn.Parameter] = []  # whose weight gradient is being skipped right now
@@ -140,10 +132,6 @@ class Capture:
         self._anchor = torch.empty(0, requires_grad=True)
         self.wrapper: nn.Module | None = None  # DistributedDataParallel around the model, in the last forward pass
         self._running: Recording | None = None  # between the model's first and last instruction
-        self._replay: Replay | None = None
-        self._images = any(len(unit.layer.weight_shape) == 4 for unit in units)  # whether there may be pooling
-        self._by_module = {unit.module: unit for unit in units}
-        self._with_buffers = [m for m in model.modules() if m._buffers]
         self.batch_norms = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self._handles = [
             model.register_forward_pre_hook(_Hook(self, "_begin", None), with_kwargs=True),
@@ -172,7 +160,7 @@ class Capture:
     # -- the user's forward pass -------------------------------------------------------------------------------------
 
     def _begin(self, _: None, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if Capture._replays or not self.enabled or not torch.is_grad_enabled() or _transformed():
+        if Playback.replays or not self.enabled or not torch.is_grad_enabled() or _transformed():
             return
         self.wrapper = wrapper_at_work()
         self._want_grads()  # an interrupt in the middle of a layer may have left some off
@@ -222,7 +210,7 @@ class Capture:
 
     def _before(self, unit: Unit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = args[0] if args else kwargs["input"]
-        if Capture._replays:
+        if Playback.replays:
             x = self._replay.before(unit, x) if self._replay is not None else None
             return None if x is None else ((x,), {})
         recording = self._running
@@ -251,14 +239,14 @@ class Capture:
         if stage.skipped:
             self._skipped.add(unit.name)
         stage.moves = x.requires_grad
-        if not stage.moves or unit not in self._caught:
+        if not stage.moves or unit not in self.caught:
             return None
         alias = x.view_as(x)  # so that the gradient through this layer can be told from that of other readers of x
         when_gradient_comes(alias, partial(arrived_at_input, stage))
         return (alias,), {}
 
     def _after(self, unit: Unit, module: nn.Module, args: tuple[Any, ...], h: Tensor | None) -> Any:
-        if Capture._replays:
+        if Playback.replays:
             return None if self._replay is None else self._replay.after(unit, h)
         recording = self._running
         recomputed = recording is None and bool(self._without_grad)  # by activation checkpointing
@@ -274,7 +262,7 @@ class Capture:
             h = _Source.apply(h.detach(), self._anchor)  # type: ignore[no-untyped-call]
         h, source = _source_of(h)
         stage.h_shape = h.shape
-        if self.keep_outputs and (not stage.moves or unit in self._caught):
+        if self.keep_outputs and (not stage.moves or unit in self.caught):
             stage._h, stage._version = h.detach(), h._version
         when_gradient_comes(source, partial(arrived_at_stage, recording, stage))
         if stage.skipped and recording.autocast[0]:
@@ -335,143 +323,3 @@ class Capture:
     def forget(self) -> None:
         """Drop the gradients that have arrived so far."""
         self._arrived.clear()
-
-    @contextmanager
-    def _replaying(self, recording: Recording, replay: Replay) -> Iterator[None]:
-        enabled, dtype, kind = recording.autocast
-        autocast: Any = torch.autocast(kind, dtype=dtype) if enabled else nullcontext()
-        mine = rng_state(recording.device)
-        self._replay = replay
-        Capture._replays += 1
-        try:
-            with self.buffers_kept(), autocast:
-                set_rng_state(recording.rng, recording.device)
-                yield
-        finally:
-            set_rng_state(mine, recording.device)
-            self._replay = None
-            Capture._replays -= 1
-
-    @contextmanager
-    def buffers_kept(self) -> Iterator[None]:
-        """What the forward pass does to the model's buffers is undone at the end."""
-        buffers = [
-            (m, name, b, b.clone()) for m in self._with_buffers for name, b in m._buffers.items() if b is not None
-        ]
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for module, name, buffer, old in buffers:
-                    buffer.copy_(old)
-                    module._buffers[name] = buffer  # a forward pass may have put another in its place
-
-    @contextmanager
-    def aside(self, device: torch.device) -> Iterator[None]:
-        """In the middle of a replay: let another one run, and find one's own random numbers again afterwards."""
-        mine, rng = self._replay, rng_state(device)
-        yield
-        self._replay = mine
-        set_rng_state(rng, device)
-
-    def replay(
-        self,
-        recording: Recording,
-        control: Callable[[int, Tensor], None],
-        observe: Callable[[int, Tensor], None] | None = None,
-    ) -> list[Tensor]:
-        """Run the forward pass again: control(t, x) before stage t (it may change the weights), observe(t, h) after."""
-        replay = Replay(recording, control, observe)
-        pooling = PlainMaxPooling() if self._images else nullcontext()
-        with torch.no_grad(), self._replaying(recording, replay), pooling:
-            if self._straight(recording):
-                replay.outputs = [self._walk(replay, recording.args[0])]
-            else:
-                self.model(*recording.args, **recording.kwargs)
-        replay.check(recording)
-        return replay.outputs
-
-    def _straight(self, recording: Recording) -> bool:
-        """Whether the model is one module behind the other and nobody else listens: no need to go through hooks."""
-        model = self.model
-        return (
-            type(model) is nn.Sequential
-            and "forward" not in vars(model)
-            and model._compiled_call_impl is None
-            and not _has_any_global_hook()
-            and len(recording.args) == 1
-            and not recording.kwargs
-            and isinstance(recording.args[0], Tensor)
-            and all(len(m._forward_hooks) == len(m._forward_pre_hooks) == 1 for m in (model, *self._by_module))
-        )
-
-    def _walk(self, replay: Replay, x: Tensor) -> Tensor:
-        for module in self.model.children():
-            unit = self._by_module.get(module)
-            if unit is None:
-                x = module(x)
-            else:
-                replay.before(unit, x)
-                x = module.forward(x)
-                replay.after(unit, x)
-        return x
-
-    def probe(self, recording: Recording) -> Probe:
-        """Run the forward pass again with a graph that is cut behind each stage."""
-        replay = Cut(recording)
-        with torch.enable_grad(), self._replaying(recording, replay):
-            self.model(*recording.args, **recording.kwargs)
-        replay.check(recording)
-        outputs = [o for o in replay.outputs if o.requires_grad]
-        return Probe(replay.inputs, replay.leaves, outputs)
-
-    def retrace(self, recording: Recording) -> None:
-        """States and slopes of a recording once more, which have been let go: forth, and back from its outputs."""
-        replay = Tape(recording)
-        with torch.enable_grad(), self._replaying(recording, replay):
-            self.model(*recording.args, **recording.kwargs)
-            replay.check(recording)
-            pairs = [
-                (replay.outputs[i], q) for i, q in zip(recording.positions, recording.q, strict=True) if q is not None
-            ]
-            inputs = [x for x in replay.inputs if x.requires_grad]
-            with torch.autocast(recording.device.type, enabled=False):
-                grads = torch.autograd.grad(
-                    [z for z, _ in pairs],
-                    [*replay.hs, *inputs],
-                    [q.to(z.dtype) for z, q in pairs],
-                    materialize_grads=True,
-                )
-        through = iter(grads[len(replay.hs) :])
-        for stage, x, p_h in zip(recording.stages, replay.inputs, grads, strict=False):
-            p_x = next(through) if x.requires_grad else None
-            stage.x, stage.p_h, stage.p_h_dot_h = x.detach(), p_h, None
-            stage.p_x = p_x if stage.unit in self._caught else None
-
-    def pull_back(
-        self, recording: Recording, index: int, columns: Tensor
-    ) -> tuple[list[list[Tensor]], list[list[Tensor | None]]]:
-        """Back-propagate cotangents (R, B, …) of one output: p_h and p_x of each stage, for each of the R."""
-        replay = Tape(recording)
-        p_h: list[list[Tensor]] = []
-        p_x: list[list[Tensor | None]] = []
-        with torch.enable_grad(), self._replaying(recording, replay):
-            self.model(*recording.args, **recording.kwargs)
-            replay.check(recording)
-            output = [o for o in replay.outputs if o.requires_grad][index]
-            inputs = [x for x in replay.inputs if x.requires_grad]
-            # before the buffers are put back: a batch norm's backward pass looks at them
-            with torch.autocast(recording.device.type, enabled=False):
-                for r, column in enumerate(columns):
-                    keep = r + 1 < len(columns)
-                    grads = torch.autograd.grad(
-                        output,
-                        [*replay.hs, *inputs],
-                        column.to(output.dtype),
-                        retain_graph=keep,
-                        materialize_grads=True,
-                    )
-                    p_h.append(list(grads[: len(replay.hs)]))
-                    through = iter(grads[len(replay.hs) :])
-                    p_x.append([next(through) if x.requires_grad else None for x in replay.inputs])
-        return p_h, p_x
