@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -16,14 +15,14 @@ from ddpnopt import terminal as forms
 from ddpnopt.accumulation import join, probes, replay, retrace
 from ddpnopt.allocation import copies, retain_freed
 from ddpnopt.averaging import Averaging
+from ddpnopt.base_optimizer import BaseOptimizer
 from ddpnopt.capture import Capture
-from ddpnopt.curvature import Adam, Curvature, Identity, RMSprop, Seen, require
-from ddpnopt.errors import ModelError, NonFiniteError, OpenLoopWarning, OptionError, StepError
+from ddpnopt.curvature import Adam, Curvature, Identity, RMSprop, require
+from ddpnopt.errors import ModelError, NonFiniteError, OptionError, StepError
 from ddpnopt.finite import ADVICE, check_finite, finite_sum
 from ddpnopt.groups import Groups, penalty
 from ddpnopt.kronecker import EKFAC, KFAC
-from ddpnopt.layers import Layer, Parts
-from ddpnopt.loop import HookedOptimizer
+from ddpnopt.layers import Parts
 from ddpnopt.loss import total_loss
 from ddpnopt.method import Method, losses, shares
 from ddpnopt.parallel import ALONE, FAILED, OVERFLOWN, READY, Group, Peers, Together, share_gradients, unwrap
@@ -32,19 +31,17 @@ from ddpnopt.recording import Stage as Captured
 from ddpnopt.report import Report
 from ddpnopt.saved import KEY, check_header, header
 from ddpnopt.settling import Settling, settle
-from ddpnopt.sweep import Log, Stage, backward_pass, descend, forward_pass, predicted_change
-from ddpnopt.units import Unit, check_devices, find_units
+from ddpnopt.sweep import Log, Stage, backward_pass, forward_pass, predicted_change
+from ddpnopt.units import check_devices, find_units
 from ddpnopt.value import Displacement, Problem, ValueFunction
 
 DEFAULT_LR = 3.0  # of value="batch": 1 / damping. Found over six tasks, see docs/method.md
 DEFAULT_RELAX = 1.0
 DEFAULT_RELAX_SAMPLES = 6400.0
 DEFAULT_DOF = 0.25
-OPEN_LOOP_LR = 1e-3  # of Adam, for parameters without feedback beside value="batch"
 ATTEMPTS = 4  # sweeps that ask for ever less before a step is given up
 SHORTER = 0.25  # times what was asked for before
 SLOPES_FROM = 2**15  # weights: a smaller layer is applied again in less time than slopes at its input are caught
-STACK_LEVEL = 7  # from the warning up to the user's step(): two decorators of torch stand in between
 CURVATURES: dict[str, Callable[[], Curvature]] = {
     "identity": Identity,
     "rmsprop": RMSprop,
@@ -54,7 +51,7 @@ CURVATURES: dict[str, Callable[[], Curvature]] = {
 }
 
 
-class DDPNOpt(HookedOptimizer):
+class DDPNOpt(BaseOptimizer):
     """Differential dynamic programming for neural networks.
 
     Use it like any other optimizer, but hand it the model instead of its parameters:
@@ -466,73 +463,6 @@ class DDPNOpt(HookedOptimizer):
             return [old[p] for p in parameters]
 
         return Stage(problem, state, list(parameters), group["momentum"], backup)
-
-    def _layer_state(self, parameters: list[nn.Parameter]) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[parameters[0]]
-        if state.setdefault("parts", len(parameters)) != len(parameters):
-            state.clear()  # the bias has been frozen or set free: begin anew
-            state["parts"] = len(parameters)
-        return state
-
-    def _known_layers(self) -> list[Unit]:
-        """Layers whose curvature was found in an earlier step, in a step without a look at them."""
-        known = []
-        for unit in self._capture.units:
-            unit.refresh()
-            if all(p.grad is not None for p in unit.parameters) and "step" in self._layer_state(unit.parameters):
-                known.append(unit)
-        return known
-
-    def _tell(self, rest: list[nn.Parameter]) -> None:
-        """Say once which parameters get no feedback."""
-        self.report.open_loop = [self._names[p] for p in rest]
-        untold = [name for name in self.report.open_loop if name not in self._told]
-        if untold:
-            self._told.update(untold)
-            warnings.warn(
-                f"Updated by the base optimizer, without feedback: {', '.join(untold)}. Feedback is for nn.Linear and "
-                "nn.Conv layers that run once in model(...) and share no weight.",
-                OpenLoopWarning,
-                stacklevel=STACK_LEVEL,
-            )
-
-    def _open_loop(self, rest: list[nn.Parameter]) -> None:
-        """Parameters that belong to no captured layer: the base optimizer."""
-        # the learning rate of value="batch" is the inverse of a damping and means nothing to another optimizer
-        curvature = Adam() if self.feedback and self.method.value == "batch" else self.curvature.open_loop
-        for p in rest:
-            self._descend(self._names[p], [p], curvature, None, {})
-
-    def _without_feedback(self, captured: Captured, peers: Peers) -> None:
-        """Q_ux = 0 (Proposition 1) for a curvature that watches layers: KFAC or EKFAC on `.grad`."""
-        own = float(peers.batch(len(captured.x))) if self.method.mean else 1.0
-        dtype = captured.unit.parameters[0].dtype  # autocast may have made the rest smaller
-        assert captured.p_h is not None
-        v_h = captured.p_h.to(dtype)
-        watched = {"x": captured.x.to(dtype), "v_h": lambda: v_h, "scale": own, "peers": peers, "solve_only": True}
-        self._descend(captured.name, captured.unit.parameters, self.curvature, captured.layer, watched)
-
-    def _descend(
-        self,
-        name: str,
-        parameters: list[nn.Parameter],
-        curvature: Curvature,
-        layer: Layer | None,
-        watched: Any,
-    ) -> None:
-        group, l_u = self._groups.settings(name, parameters)
-        gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        seen = Seen(lambda: gradient, l_u, layer, **watched)
-        state = self.state[parameters[0]] if layer is None else self._layer_state(parameters)
-        metric = curvature.observe(state, seen)
-        weights: list[Tensor] = list(parameters)
-        lr, momentum = float(group["lr"]), group["momentum"]
-        if layer is None and self.feedback:
-            if group["open_loop_lr"] is not None:
-                lr = float(group["open_loop_lr"])
-            elif self.method.value == "batch":
-                lr, momentum = OPEN_LOOP_LR, 0.0
-        descend(weights, state, seen.q_u(), lr, momentum, curvature, metric, layer)
 
     def _write_report(
         self, recording: Recording, value: ValueFunction, log: Log, outputs: list[Tensor] | None, peers: Peers
