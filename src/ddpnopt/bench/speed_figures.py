@@ -34,7 +34,8 @@ def draw(costs: Sequence[Cost], stem: Path) -> list[Path]:
             where.set_title(title)
         for spare in axes[len(panels) :]:
             spare.set_visible(False)
-        axes[0].legend(loc="lower right", handlelength=1.0)
+        # above the panels: within one it would lie on a bar sooner or later
+        made.legend(*axes[0].get_legend_handles_labels(), loc="upper right", ncols=2, handlelength=1.0)
         made.suptitle("Cost of a step, SGD = 1", x=0.012, ha="left", fontsize=12.5, fontweight="bold")
         text = "Time: median of ratios taken round by round, and quartiles. Memory: peak of a step, weights included."
         made.supxlabel(text, x=0.012, ha="left", fontsize=8, color=style.SOFT_INK)
