@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 RETAINED = 31 * 2**20  # bytes; 32 MB is the most that glibc takes notice of
 
@@ -17,10 +15,3 @@ def retain_freed() -> None:
     fetch its memory anew, page by page, which takes longer than most operations on it. One block, untouched, will do.
     """
     torch.empty(RETAINED, dtype=torch.uint8)
-
-
-def copies(tensors: list[Tensor]) -> list[Tensor]:
-    """A copy of each; in one piece where that can be, two calls for all of them."""
-    if len({t.dtype for t in tensors}) != 1 or not all(t.is_contiguous() for t in tensors):
-        return [t.detach().clone() for t in tensors]
-    return list(_unflatten_dense_tensors(_flatten_dense_tensors(tensors), tensors))

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpnopt import terminal as forms
 from ddpnopt.accumulation import join, probes, replay, retrace
-from ddpnopt.allocation import copies, retain_freed
+from ddpnopt.allocation import retain_freed
 from ddpnopt.averaging import Averaging
 from ddpnopt.base_optimizer import BaseOptimizer
 from ddpnopt.capture import Capture
@@ -304,7 +304,7 @@ class DDPNOpt(BaseOptimizer):
             rest = [p for p in rest if p not in mine]
 
         now = rest if self.feedback else [*rest, *mine]  # the layers' own as their turn in the sweep comes
-        old = dict(zip(now, copies(now), strict=True))
+        old = {p: p.detach().clone() for p in now}
         states = {p: dict(self.state[p]) for p in (*mine, *rest)}
         try:
             outputs = None

@@ -118,53 +118,30 @@ class Playback:
         outputs = [o for o in replay.outputs if o.requires_grad]
         return Probe(replay.inputs, replay.leaves, outputs)
 
+    @contextmanager
+    def _taped(self, recording: Recording) -> Iterator[Tape]:
+        """The forward pass with a graph: to go back through it before the buffers are put back, which norms look at."""
+        tape = Tape(recording)
+        with torch.enable_grad(), self._replaying(recording, tape):
+            self.model(*recording.args, **recording.kwargs)
+            tape.check(recording)
+            yield tape
+
     def retrace(self, recording: Recording) -> None:
         """States and slopes of a recording once more, which have been let go: forth, and back from its outputs."""
-        replay = Tape(recording)
-        with torch.enable_grad(), self._replaying(recording, replay):
-            self.model(*recording.args, **recording.kwargs)
-            replay.check(recording)
-            pairs = [
-                (replay.outputs[i], q) for i, q in zip(recording.positions, recording.q, strict=True) if q is not None
-            ]
-            inputs = [x for x in replay.inputs if x.requires_grad]
-            with torch.autocast(recording.device.type, enabled=False):
-                grads = torch.autograd.grad(
-                    [z for z, _ in pairs],
-                    [*replay.hs, *inputs],
-                    [q.to(z.dtype) for z, q in pairs],
-                    materialize_grads=True,
-                )
-        through = iter(grads[len(replay.hs) :])
-        for stage, x, p_h in zip(recording.stages, replay.inputs, grads, strict=False):
-            p_x = next(through) if x.requires_grad else None
-            stage.x, stage.p_h, stage.p_h_dot_h = x.detach(), p_h, None
-            stage.p_x = p_x if stage.unit in self.caught else None
+        with self._taped(recording) as tape:
+            used = [(z, q) for z, q in zip(tape.at(recording.positions), recording.q, strict=True) if q is not None]
+            p_h, p_x = tape.back([z for z, _ in used], [q for _, q in used])
+        for stage, x, at_output, at_input in zip(recording.stages, tape.inputs, p_h, p_x, strict=True):
+            stage.x, stage.p_h, stage.p_h_dot_h = x.detach(), at_output, None
+            stage.p_x = at_input if stage.unit in self.caught else None
 
     def pull_back(
         self, recording: Recording, index: int, columns: Tensor
     ) -> tuple[list[list[Tensor]], list[list[Tensor | None]]]:
         """Back-propagate cotangents (R, B, …) of one output: p_h and p_x of each stage, for each of the R."""
-        replay = Tape(recording)
-        p_h: list[list[Tensor]] = []
-        p_x: list[list[Tensor | None]] = []
-        with torch.enable_grad(), self._replaying(recording, replay):
-            self.model(*recording.args, **recording.kwargs)
-            replay.check(recording)
-            output = [o for o in replay.outputs if o.requires_grad][index]
-            inputs = [x for x in replay.inputs if x.requires_grad]
-            # before the buffers are put back: a batch norm's backward pass looks at them
-            with torch.autocast(recording.device.type, enabled=False):
-                for r, column in enumerate(columns):
-                    keep = r + 1 < len(columns)
-                    grads = torch.autograd.grad(
-                        output,
-                        [*replay.hs, *inputs],
-                        column.to(output.dtype),
-                        retain_graph=keep,
-                        materialize_grads=True,
-                    )
-                    p_h.append(list(grads[: len(replay.hs)]))
-                    through = iter(grads[len(replay.hs) :])
-                    p_x.append([next(through) if x.requires_grad else None for x in replay.inputs])
-        return p_h, p_x
+        with self._taped(recording) as tape:
+            output = tape.at(recording.positions)[index]
+            last = len(columns) - 1
+            pulled = [tape.back([output], [column], keep=r < last) for r, column in enumerate(columns)]
+        return [p_h for p_h, _ in pulled], [p_x for _, p_x in pulled]

@@ -197,7 +197,7 @@ def leaves(tree: Any) -> list[Any]:
         return [tree]
     if type(tree) in (tuple, list):
         return [leaf for part in tree for leaf in leaves(part)]
-    return tree_leaves(tree) if tree else []
+    return [] if tree is None or (type(tree) is dict and not tree) else tree_leaves(tree)
 
 
 def is_floating(value: Any) -> bool:

@@ -102,3 +102,23 @@ class Tape(Replay):
             return None
         self.hs.append(h)
         return h.clone()  # an activation that works in place leaves the handle alone
+
+    def at(self, positions: list[int]) -> list[Tensor]:
+        """Some of the outputs."""
+        return [self.outputs[i] for i in positions]
+
+    def back(
+        self, outputs: list[Tensor], cotangents: list[Tensor], *, keep: bool = False
+    ) -> tuple[list[Tensor], list[Tensor | None]]:
+        """p_h and p_x of each stage from cotangents of outputs; None where an input is constant."""
+        moving = [x for x in self.inputs if x.requires_grad]
+        with torch.autocast(self.device, enabled=False):
+            grads = torch.autograd.grad(
+                outputs,
+                [*self.hs, *moving],
+                [c.to(z.dtype) for c, z in zip(cotangents, outputs, strict=True)],
+                retain_graph=keep,
+                materialize_grads=True,
+            )
+        through = iter(grads[len(self.hs) :])
+        return list(grads[: len(self.hs)]), [next(through) if x.requires_grad else None for x in self.inputs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from optimizer_networks import Residual, distance, same, twins, vectors, weights
 from torch import Tensor, nn
 
 import ddpnopt.optimizer
-from ddpnopt import DDPNOpt, baselines
+from ddpnopt import DDPNOpt, NonFiniteError, baselines
 from ddpnopt.capture import Capture
 
 
@@ -160,3 +161,33 @@ def test_algebra_in_float32_follows_float64_at_an_enormous_learning_rate() -> No
         opt.step()
     for a, b in zip(wide.parameters(), narrow.parameters(), strict=True):
         torch.testing.assert_close(a.detach(), b.detach().double(), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", [baselines.KFAC, lambda model, lr: DDPNOpt(model, lr=lr, feedback=False)])
+def test_a_step_that_overflows_gives_back_the_only_parameter_there_is(optimizer: Any) -> None:
+    model = nn.Linear(5, 3, bias=False)
+    before = weights(model)
+    opt = optimizer(model, math.inf)
+    x, y = vectors(12)
+    F.cross_entropy(model(x), y).backward()
+    with pytest.raises(NonFiniteError):
+        opt.step()
+    assert same(model, before)
+
+
+def test_an_argument_that_is_neither_tensor_nor_container_is_no_obstacle() -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor, weights: Any, flags: dict[str, Any]) -> Tensor:
+            return self.layer(x * torch.from_numpy(weights)) if not flags else x
+
+    model = Weighted()
+    before = weights(model)
+    opt = DDPNOpt(model)
+    x, y = vectors(12)
+    F.cross_entropy(model(x, np.ones(5), {}), y).backward()
+    opt.step()
+    assert not same(model, before)
