@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
-from ddpnopt.parallel import Group
+from ddpnopt._distributed import Group
 
 WIDTHS = (64, 256, 256, 10)
 FORMS = {"outer": {"value": "outer", "lr": 0.1}, "batch": {}, "full": {"value": "full", "lr": 0.1}}

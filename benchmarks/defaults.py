@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddpnopt import DDPNOpt
-from ddpnopt.bench.tasks import TASKS
-from ddpnopt.experiments.methods import make_optimizer
-from ddpnopt.experiments.networks import build
-from ddpnopt.experiments.training import RunConfig, evaluate
-from ddpnopt.runner.data import data_of
+from ddpnopt.lab.methods import make_optimizer
+from ddpnopt.lab.networks import build
+from ddpnopt.lab.runs.data import data_of
+from ddpnopt.lab.runs.training import RunConfig, evaluate
+from ddpnopt.lab.windows.tasks import TASKS
 
 SEEDS = (20, 21)
 FOLDER = Path("results/defaults")

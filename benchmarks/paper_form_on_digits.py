@@ -22,7 +22,7 @@ METHODS = ("sgd", "ddpnopt-sgd", "ddpnopt-sgd, no guard")
 def train_loss(job: tuple[str, float, int, int]) -> float:
     import torch
 
-    from ddpnopt.experiments.training import RunConfig, train
+    from ddpnopt.lab.runs.training import RunConfig, train
 
     torch.set_num_threads(1)
     method, lr, seed, epochs = job

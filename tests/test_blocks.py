@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ddpnopt import DDPNOpt
-from ddpnopt.value import blocks
+from ddpnopt.ddp.value import blocks
 
 NETWORKS = {
     "fcn": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), (5,)),

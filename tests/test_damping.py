@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
+from ddpnopt.ddp.value.damping import ATTEMPTS, FLOOR, TOLERANCE, damped
 from ddpnopt.errors import OptionError
-from ddpnopt.value.damping import ATTEMPTS, FLOOR, TOLERANCE, damped
 
 
 def gram(samples: int, rank: int, scale: float, seed: int = 0) -> Tensor:

@@ -65,7 +65,7 @@ class BatchSpy:
     """Keeps v_t and L_t = (I + L S_t)^-1 L of a real step."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from ddpnopt.value import Batch
+        from ddpnopt.ddp.value import Batch
 
         self.v: list[Tensor] = []
         self.L: list[Tensor] = []

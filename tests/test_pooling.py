@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ddpnopt import DDPNOpt, pooling
-from ddpnopt.pooling import PlainMaxPooling
+from ddpnopt import DDPNOpt
+from ddpnopt.trace import max_pooling as pooling
+from ddpnopt.trace.max_pooling import PlainMaxPooling
 
 sizes = st.one_of(st.integers(1, 4), st.tuples(st.integers(1, 3), st.integers(1, 3)))
 

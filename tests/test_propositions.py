@@ -71,7 +71,7 @@ def test_proposition_1_without_Q_ux_ddp_is_the_optimizer_it_takes_its_curvature_
 def test_proposition_2_the_value_hessian_is_an_outer_product_at_all_layers(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ddpnopt.value import Outer
+    from ddpnopt.ddp.value import Outer
 
     net, X = NETS[name]()
     y = torch.arange(len(X)) % 3

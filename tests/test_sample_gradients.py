@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ddpnopt import DDPNOpt, gradients, layers
-from ddpnopt.layers import Conv, Layer
-from ddpnopt.metric import Metric
+from ddpnopt import DDPNOpt
+from ddpnopt.linear import layer as layers
+from ddpnopt.linear import sample_gradients as gradients
+from ddpnopt.linear.layer import Conv, Layer
+from ddpnopt.linear.metric import Metric
 
 
 @st.composite

@@ -16,8 +16,8 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
-from ddpnopt.experiments.data import load
-from ddpnopt.experiments.style import GRID, INK, SOFT_INK, colour, figure, save, style
+from ddpnopt.lab.data import load
+from ddpnopt.lab.style import GRID, INK, SOFT_INK, colour, figure, save, style
 
 OURS, PLAIN, QUIET = colour("ddpnopt"), colour("adam"), colour("sgd")
 

@@ -1,6 +1,7 @@
 """ddpnopt: differential dynamic programming as a PyTorch optimizer."""
 
-from ddpnopt.curvature import Adam, Curvature, Identity, RMSprop
+from ddpnopt.curvature.base import Adam, Curvature, Identity, RMSprop
+from ddpnopt.curvature.kronecker import EKFAC, KFAC
 from ddpnopt.errors import (
     CheckpointError,
     DDPNOptError,
@@ -11,7 +12,6 @@ from ddpnopt.errors import (
     PeerError,
     StepError,
 )
-from ddpnopt.kronecker import EKFAC, KFAC
 from ddpnopt.optimizer import DDPNOpt
 from ddpnopt.report import Report
 

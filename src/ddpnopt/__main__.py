@@ -5,7 +5,7 @@ import sys
 
 def main() -> None:
     try:
-        from ddpnopt.cli import app
+        from ddpnopt.lab.cli import app
     except ModuleNotFoundError as missing:
         if (missing.name or "").startswith("ddpnopt"):
             raise

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddpnopt.curvature import Adam, Curvature, Seen
+from ddpnopt._distributed import Peers
+from ddpnopt.curvature.base import Adam, Curvature, Seen
+from ddpnopt.ddp.sweep import descend
 from ddpnopt.errors import OpenLoopWarning
 from ddpnopt.groups import Groups
-from ddpnopt.layers import Layer
-from ddpnopt.loop import HookedOptimizer
+from ddpnopt.linear.layer import Layer
 from ddpnopt.method import Method
-from ddpnopt.parallel import Peers
-from ddpnopt.recording import Stage
 from ddpnopt.report import Report
-from ddpnopt.sweep import descend
-from ddpnopt.units import Unit
+from ddpnopt.trace.hooked_optimizer import HookedOptimizer
+from ddpnopt.trace.model_layers import Unit
+from ddpnopt.trace.recording import Stage
 
 OPEN_LOOP_LR = 1e-3  # of Adam, for parameters without feedback beside value="batch"
 STACK_LEVEL = 7  # from the warning up to the user's step(): two decorators of torch stand in between

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddpnopt.curvature import Adam, Curvature, require
+from ddpnopt.curvature.base import Adam, Curvature, require
+from ddpnopt.ddp.sweep import norm
 from ddpnopt.errors import OptionError
-from ddpnopt.layers import Parts
-from ddpnopt.recording import Stage
-from ddpnopt.scaling import Average, own_gradient, rounding
-from ddpnopt.sweep import norm
+from ddpnopt.linear.layer import Parts
+from ddpnopt.trace.recording import Stage
+from ddpnopt.trace.rescaling import Average, own_gradient, rounding
 
 Group = dict[str, Any]
 

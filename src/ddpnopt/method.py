@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ddpnopt import terminal as forms
-from ddpnopt.accumulation import JointSegment, probes, pull_back
-from ddpnopt.capture import Capture
-from ddpnopt.curvature import require
+from ddpnopt._distributed import ALONE, Peers
+from ddpnopt.curvature.base import require
+from ddpnopt.ddp import terminal as forms
+from ddpnopt.ddp.loss import Loss, recognise
+from ddpnopt.ddp.segment import Pullback, Segment
+from ddpnopt.ddp.value import Batch, Blocks, Displacement, Factored, Full, Outer, ValueFunction
+from ddpnopt.ddp.value.blocks import LARGEST
 from ddpnopt.errors import ModelError, OptionError
-from ddpnopt.loss import Loss, recognise
-from ddpnopt.parallel import ALONE, Peers
-from ddpnopt.recording import Recording
-from ddpnopt.segment import Pullback, Segment
-from ddpnopt.value import Batch, Blocks, Displacement, Factored, Full, Outer, ValueFunction
-from ddpnopt.value.blocks import LARGEST
+from ddpnopt.trace.hooks import Capture
+from ddpnopt.trace.micro_batches import JointSegment, probes, pull_back
+from ddpnopt.trace.recording import Recording
 
 VALUES = ("batch", "outer", "full")
 Columns = tuple[list[list[Tensor]], list[list[Tensor | None]]]

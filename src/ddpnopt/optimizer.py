@@ -11,29 +11,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpnopt import terminal as forms
-from ddpnopt.accumulation import join, probes, replay, retrace
-from ddpnopt.allocation import retain_freed
-from ddpnopt.averaging import Averaging
+from ddpnopt._averaging import Averaging
+from ddpnopt._checks import ADVICE, check_finite, finite_sum
+from ddpnopt._distributed import ALONE, FAILED, OVERFLOWN, READY, Group, Peers, Together, share_gradients, unwrap
+from ddpnopt._memory import retain_freed
 from ddpnopt.base_optimizer import BaseOptimizer
-from ddpnopt.capture import Capture
-from ddpnopt.curvature import Adam, Curvature, Identity, RMSprop, require
+from ddpnopt.curvature.base import Adam, Curvature, Identity, RMSprop, require
+from ddpnopt.curvature.kronecker import EKFAC, KFAC
+from ddpnopt.ddp import terminal as forms
+from ddpnopt.ddp.loss import total_loss
+from ddpnopt.ddp.sweep import Log, Stage, backward_pass, forward_pass, predicted_change
+from ddpnopt.ddp.value import Displacement, Problem, ValueFunction
 from ddpnopt.errors import ModelError, NonFiniteError, OptionError, StepError
-from ddpnopt.finite import ADVICE, check_finite, finite_sum
 from ddpnopt.groups import Groups, penalty
-from ddpnopt.kronecker import EKFAC, KFAC
-from ddpnopt.layers import Parts
-from ddpnopt.loss import total_loss
+from ddpnopt.linear.layer import Parts
 from ddpnopt.method import Method, losses, shares
-from ddpnopt.parallel import ALONE, FAILED, OVERFLOWN, READY, Group, Peers, Together, share_gradients, unwrap
-from ddpnopt.recording import Recording
-from ddpnopt.recording import Stage as Captured
 from ddpnopt.report import Report
 from ddpnopt.saved import KEY, check_header, header
 from ddpnopt.settling import Settling, settle
-from ddpnopt.sweep import Log, Stage, backward_pass, forward_pass, predicted_change
-from ddpnopt.units import check_devices, find_units
-from ddpnopt.value import Displacement, Problem, ValueFunction
+from ddpnopt.trace.hooks import Capture
+from ddpnopt.trace.micro_batches import join, probes, replay, retrace
+from ddpnopt.trace.model_layers import check_devices, find_units
+from ddpnopt.trace.recording import Recording
+from ddpnopt.trace.recording import Stage as Captured
 
 DEFAULT_LR = 3.0  # of value="batch": 1 / damping. Found over six tasks, see docs/method.md
 DEFAULT_RELAX = 1.0
@@ -79,7 +79,7 @@ class DDPNOpt(BaseOptimizer):
         value: form of the value function: "batch" (all samples as one state), "outer" (Proposition 2: V_xx = z z' for
             each sample) or "full" (V_xx of each sample, the paper's form for feedforward networks).
         terminal: terminal curvature, "sqrt", "gn", "cross_entropy", "mse", "sampled" or a callable of the outputs
-            (see `ddpnopt.terminal`); "sqrt" by default for "batch", "gn" for the others.
+            (see `ddpnopt.ddp.terminal`); "sqrt" by default for "batch", "gn" for the others.
         curvature: M of Table 2: "identity", "rmsprop", "adam", "kfac", "ekfac", or an object such as
             `KFAC(damping=0.1, refresh=20)`.
         feedback: False sets Q_ux = 0: then it is SGD, RMSprop, Adam, KFAC or EKFAC, step for step.

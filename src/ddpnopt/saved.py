@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpnopt.curvature import Curvature
+from ddpnopt.curvature.base import Curvature
 from ddpnopt.errors import CheckpointError
 
 FORMAT = 1  # raised whenever a state of before could be misread

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ddpnopt._distributed import Peers, Together
 from ddpnopt.errors import StepError
 from ddpnopt.groups import penalty
 from ddpnopt.method import Method, losses
-from ddpnopt.parallel import Peers, Together
-from ddpnopt.recording import Recording, Stage
-from ddpnopt.scaling import Average, followed, scale
+from ddpnopt.trace.recording import Recording, Stage
+from ddpnopt.trace.rescaling import Average, followed, scale
 
 
 @dataclass(frozen=True)

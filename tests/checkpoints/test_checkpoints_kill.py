@@ -23,9 +23,9 @@ import pytest
 import torch
 
 from ddpnopt.checkpoint import load
-from ddpnopt.experiments.checkpoints import Checkpoints
-from ddpnopt.experiments.data import load as load_data
-from ddpnopt.experiments.training import RunConfig, RunResult, train
+from ddpnopt.lab.data import load as load_data
+from ddpnopt.lab.runs.checkpoints import Checkpoints
+from ddpnopt.lab.runs.training import RunConfig, RunResult, train
 
 KILLS = int(os.environ.get("DDPNOPT_KILLS", "5"))
 EVERY = 2

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from ddpnopt import CheckpointError, DDPNOpt
 from ddpnopt.checkpoint import load, save
-from ddpnopt.experiments.checkpoints import Checkpoints
-from ddpnopt.experiments.data import load as load_data
-from ddpnopt.experiments.errors import ExperimentError
-from ddpnopt.experiments.training import RunConfig, train
+from ddpnopt.lab.data import load as load_data
+from ddpnopt.lab.errors import ExperimentError
+from ddpnopt.lab.runs.checkpoints import Checkpoints
+from ddpnopt.lab.runs.training import RunConfig, train
 
 RUN = RunConfig("ddpnopt", "wine", epochs=2, batch_size=16)
 
@@ -51,7 +51,7 @@ def test_a_run_resumes_bit_for_bit_in_the_middle_of_an_epoch(method: str, at: in
 
 
 def test_random_numbers_of_the_layers_resume_too(tmp_path: Path) -> None:
-    from ddpnopt.experiments.training import fit
+    from ddpnopt.lab.runs.training import fit
 
     data = load_data("wine")
 

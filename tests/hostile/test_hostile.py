@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, Phase, event, given, note, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import ddpnopt.value.damping
+import ddpnopt.ddp.value.damping
 from ddpnopt import EKFAC, KFAC, DDPNOpt, ModelError, NonFiniteError, OpenLoopWarning, OptionError
 
 LONG = os.environ.get("DDPNOPT_HOSTILE")
@@ -156,7 +156,7 @@ def test_batch_on_any_chain_equals_joint_ddp(
     note(str(model))
     steps = oracle.steps_of(out_of_place(before), case.batch(size)[0])
     kind = w.pop("kind")
-    with patch.object(ddpnopt.value.damping, "FLOOR", 0.0):  # the oracle has no floor below the damping
+    with patch.object(ddpnopt.ddp.value.damping, "FLOOR", 0.0):  # the oracle has no floor below the damping
         form = {"terminal": terminal, "curvature": curvature(kind), "relax": relax, "dof": 1.0}
         opt, z, q, phi = step(case, model, size, **form, **w)
     if opt.report.shortened:
@@ -206,7 +206,7 @@ def test_outer_and_batch_on_any_graph_equal_the_dense_reference(
         rng = torch.get_rng_state()
         opt.zero_grad()
         shares(case, model(x), y, mean).sum().backward()
-        with patch.object(ddpnopt.value.damping, "FLOOR", 0.0):
+        with patch.object(ddpnopt.ddp.value.damping, "FLOOR", 0.0):
             opt.step()
         if opt.report.shortened or (value == "outer" and not guard and opt.report.guarded):
             event("shortened or clipped")

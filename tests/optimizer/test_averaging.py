@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
-from ddpnopt.averaging import EVERY, POWER
+from ddpnopt._averaging import EVERY, POWER
 from ddpnopt.errors import StepError
 
 

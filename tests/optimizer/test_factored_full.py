@@ -6,9 +6,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ddpnopt import DDPNOpt
+from ddpnopt.ddp.value import Factored, Full
+from ddpnopt.ddp.value.full import _positive
 from ddpnopt.errors import NonFiniteError
-from ddpnopt.value import Factored, Full
-from ddpnopt.value.full import _positive
 
 CURVATURES = ["identity", "rmsprop", "adam", "kfac", "ekfac"]
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from ddpnopt.gradients import ByPlaces, Explicit, RankOne, sample_gradients
-from ddpnopt.kronecker import factors
-from ddpnopt.layers import Layer
-from ddpnopt.metric import IDENTITY, Metric
-from ddpnopt.sample_metric import mixed_terms, output_metric
-from ddpnopt.units import describe
+from ddpnopt.curvature.kronecker import factors
+from ddpnopt.ddp.output_metric import mixed_terms, output_metric
+from ddpnopt.linear.layer import Layer
+from ddpnopt.linear.metric import IDENTITY, Metric
+from ddpnopt.linear.sample_gradients import ByPlaces, Explicit, RankOne, sample_gradients
+from ddpnopt.trace.model_layers import describe
 
 FEW = settings(
     max_examples=25,
@@ -264,7 +264,7 @@ def check_sample_gradients(module: nn.Module, x: Tensor, kind: str, form: Any) -
 def test_gram_matrices_in_chunks_are_the_same(
     form: Any, tokens: tuple[int, ...], kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddpnopt.gradients.CHUNK", chunk)
+    monkeypatch.setattr("ddpnopt.linear.sample_gradients.CHUNK", chunk)
     check_sample_gradients(nn.Linear(4, 5), torch.randn(6, *tokens, 4), kind, form)
 
 

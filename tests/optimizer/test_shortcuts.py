@@ -13,8 +13,9 @@ from optimizer_networks import Residual, distance, same, twins, vectors, weights
 from torch import Tensor, nn
 
 import ddpnopt.optimizer
-from ddpnopt import DDPNOpt, NonFiniteError, baselines
-from ddpnopt.capture import Capture
+from ddpnopt import DDPNOpt, NonFiniteError
+from ddpnopt.lab import baselines
+from ddpnopt.trace.hooks import Capture
 
 
 def chain() -> nn.Sequential:

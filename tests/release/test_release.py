@@ -72,7 +72,7 @@ def test_the_wheel_imports_and_steps_in_an_empty_environment_with_torch_alone(py
 def test_the_wheel_has_the_types_and_the_parts_of_the_page(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert "ddpnopt/py.typed" in names
-    assets = {f"ddpnopt/reproduce/page/assets/{path.name}" for path in (ROOT / "src").rglob("page/assets/*")}
+    assets = {f"ddpnopt/lab/page/assets/{path.name}" for path in (ROOT / "src").rglob("page/assets/*")}
     assert len(assets) >= 6
     assert assets <= names
     assert not [name for name in names if name.startswith(("tests", "docs")) or "__pycache__" in name]

@@ -1,1 +1,0 @@
-"""Benchmarks: how much the learning rate matters, and what a step costs."""

@@ -1,0 +1,1 @@
+"""The curvatures M of Table 2: identity, adaptive diagonal, Kronecker-factored."""

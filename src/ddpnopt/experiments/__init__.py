@@ -1,1 +1,0 @@
-"""Data sets, networks, methods and training runs: what the comparisons and the paper's tables are made of."""

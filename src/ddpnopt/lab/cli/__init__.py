@@ -1,0 +1,30 @@
+"""The command line: one program, one file a command."""
+
+from __future__ import annotations
+
+import typer
+
+from ddpnopt.lab.cli.baselines import baselines
+from ddpnopt.lab.cli.bench import app as bench
+from ddpnopt.lab.cli.compare import compare
+from ddpnopt.lab.cli.data import data
+from ddpnopt.lab.cli.report import report
+from ddpnopt.lab.cli.reproduce import reproduce
+from ddpnopt.lab.cli.train import train
+
+app = typer.Typer(
+    name="ddpnopt",
+    help="Differential dynamic programming as a PyTorch optimizer: comparisons and data sets.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(compare)
+app.command()(train)
+app.command()(data)
+app.command()(baselines)
+app.command()(reproduce)
+app.command()(report)
+app.add_typer(bench, name="bench")
+
+__all__ = ["app"]

@@ -1,0 +1,120 @@
+"""`ddpnopt reproduce`: the paper's tables and figures, each by its name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress, TaskID
+from rich.table import Table as Shown
+
+from ddpnopt.lab.cli.errors import one_line_errors
+from ddpnopt.lab.cli.options import DataDir, writable_folder
+from ddpnopt.lab.cli.progress import bar, console, status_console
+from ddpnopt.lab.errors import ExperimentError
+from ddpnopt.lab.paper.item import Claim, Context, Item, Result, write
+
+LOG_EVERY = 20
+
+
+@one_line_errors
+def reproduce(
+    names: Annotated[list[str], typer.Argument(metavar="ITEM...", help="Names of items, or all.", show_default=False)],
+    quick: Annotated[bool, typer.Option("--quick", help="Few seeds and short runs: to see that it works.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder of the runs, tables and pictures.")] = Path("results"),
+    jobs: Annotated[int, typer.Option(min=1, help="Processes at once, one torch thread each.")] = 1,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="How many seeds, from 0 on; by default the item's.", show_default=False)
+    ] = None,
+    datasets: Annotated[
+        str | None, typer.Option(help="Only these of an item's data sets, comma separated.", show_default=False)
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Whole image sets where an item takes a part of them.")] = False,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Runs on the Ray cluster at RAY_ADDRESS, or on a local one.")
+    ] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Repeat the paper's tables and figures; interrupted, it goes on where it was."""
+    from ddpnopt.lab.paper.registry import items
+
+    chosen = items(names)
+    folder = writable_folder(out)
+    for item in chosen:
+        with bar() as progress:
+            context = Context(
+                folder,
+                quick,
+                data_dir,
+                jobs,
+                seeds,
+                full,
+                [name.strip() for name in (datasets or "").split(",") if name.strip()],
+                ray,
+                Reporter(progress, item),
+            )
+            result = item.run(context)
+        where = _written(item, result, context)
+        show(item, result)
+        console().print(f"[dim]saved[/] {where}\n", soft_wrap=True)
+
+
+def _written(item: Item, result: Result, context: Context) -> Path:
+    try:
+        return write(item, result, context)
+    except OSError as failed:
+        reason = os.strerror(failed.errno) if failed.errno else str(failed)
+        raise ExperimentError(
+            f"cannot write the tables and pictures of {item.name} into {context.out}: {reason}; its runs are kept, "
+            "so that the same command will end at once when there is room"
+        ) from failed
+
+
+class Reporter:
+    """A bar for each part of an item; in a log file a line now and then."""
+
+    def __init__(self, progress: Progress, item: Item) -> None:
+        self.progress, self.item = progress, item
+        self.rows: dict[str, TaskID] = {}
+        self.before: dict[str, int] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if what not in self.rows:
+            # what the store has already is no part of the bar, or the time left would be far too short
+            self.rows[what] = self.progress.add_task(f"{self.item.name} {what}", total=total - done, detail="")
+            self.before[what] = done
+        came = done - self.before[what]
+        self.progress.update(self.rows[what], completed=came)
+        if self.progress.disable and came and (came % LOG_EVERY == 0 or done == total):
+            status_console().print(f"{self.item.name} {what}: {done}/{total}", highlight=False)
+
+
+def show(item: Item, result: Result) -> None:
+    """Tables, claims and remarks in the terminal."""
+    screen = console()
+    screen.print(f"[bold]{item.title}[/] [dim]({item.where})")
+    for table in result.tables:
+        made = Shown(title=table.caption, title_justify="left", title_style="italic")
+        for heading in table.frame.columns:
+            made.add_column(str(heading), overflow="fold")
+        for row in table.frame.itertuples(index=False):
+            made.add_row(*map(str, row))
+        screen.print(made)
+    claims = Shown(title="Claims", title_justify="left", title_style="italic")
+    for heading in ("claim", "paper", "here", ""):
+        claims.add_column(heading, overflow="fold", no_wrap=heading == "")
+    for claim in result.claims:
+        claims.add_row(claim.text, claim.paper, claim.ours, verdict(claim))
+    if result.claims:
+        screen.print(claims)
+    for note in result.notes:
+        screen.print(f"[dim]- {note}", soft_wrap=True)
+
+
+def verdict(claim: Claim) -> str:
+    """In words, for readers who do not see the colour."""
+    if claim.holds is None:
+        return "[yellow]open"
+    return "[green]holds" if claim.holds else "[red]does not hold"

@@ -1,0 +1,129 @@
+"""What one item of the paper gives: tables, figures, and whether its claims hold; and the folder it is kept in.
+
+An item writes a folder `<out>/<item>/`: `result.json` (claims, captions, what was shortened, the command, machine,
+versions), a CSV and a Markdown file a table, a PNG and an SVG file a figure. The page reads these folders alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ddpnopt.lab.style import save as save_figure
+from ddpnopt.lab.timing.machine import heading
+
+RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper beside what came out here."""
+
+    text: str
+    holds: bool | None
+    """None where the runs cannot decide it."""
+    paper: str
+    """The paper's figure, as text."""
+    ours: str
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table as it is shown: every cell ready to print, so that terminal, Markdown, CSV and page agree."""
+
+    name: str
+    """The stem of its files."""
+    caption: str
+    frame: pd.DataFrame
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A figure with its caption; `series` is what the page needs to draw it with hover, if anything."""
+
+    name: str
+    caption: str
+    figure: Figure
+    series: Sequence[dict[str, Any]] = ()
+    """Lines or bars as `{"panel", "label", "x", "y", "spread"}`, and `"x_label"`, `"y_label"` where there is one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """All that an item gives."""
+
+    claims: Sequence[Claim]
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
+    notes: Sequence[str] = ()
+    """What differs from the paper, and what was shortened and how."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an item is told: how thorough to be, and where data and results are."""
+
+    out: Path
+    quick: bool = False
+    data_dir: Path | None = None
+    jobs: int = 1
+    seeds: int | None = None
+    """Instead of the item's own number of them."""
+    full: bool = False
+    """Whole image sets where the item would take a part of them."""
+    datasets: Sequence[str] = ()
+    """Only these, in items that have several; none means all."""
+    ray: bool = False
+    """Runs on a Ray cluster in place of processes of this machine."""
+    on_progress: Callable[[str, int, int], None] = field(default=lambda *_: None)
+    """Called with what is going on, how much is done, and of how much."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One table or figure of the paper."""
+
+    name: str
+    title: str
+    where: str
+    """Its place in the paper."""
+    run: Callable[[Context], Result]
+
+
+def write(item: Item, result: Result, context: Context) -> Path:
+    """Keeps a result in its folder; `result.json` comes last and whole, so that a folder with one is complete."""
+    folder = context.out / item.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in result.tables:
+        table.frame.to_csv(folder / f"{table.name}.csv", index=False)
+        text = f"# {item.title}\n\n{table.caption}\n\n{markdown(table.frame)}\n"
+        (folder / f"{table.name}.md").write_text(text, encoding="utf-8")
+    for picture in result.pictures:
+        save_figure(picture.figure, folder / picture.name)
+    content = {
+        "name": item.name,
+        "title": item.title,
+        "where": item.where,
+        "quick": context.quick,
+        "claims": [asdict(claim) for claim in result.claims],
+        "tables": [{"name": t.name, "caption": t.caption} for t in result.tables],
+        "pictures": [{"name": p.name, "caption": p.caption, "series": list(p.series)} for p in result.pictures],
+        "notes": list(result.notes),
+        "machine": heading(),
+    }
+    part = folder / f"{RESULT}.part"
+    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    part.replace(folder / RESULT)
+    return folder
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """A table of a Markdown page."""
+    lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.values.tolist()]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)

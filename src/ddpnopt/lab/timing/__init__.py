@@ -1,0 +1,1 @@
+"""`ddpnopt bench speed`: time and memory of a step, as ratios taken in one run."""

@@ -1,0 +1,174 @@
+"""Time and memory of a step as ratios to SGD's, measured side by side."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+from ddpnopt.lab.timing.memory import peak_bytes
+from ddpnopt.lab.timing.networks import Network
+from ddpnopt.lab.timing.steppers import UNIT, DoesNotApplyError, Form, Stepper, ready, reasons
+
+BLOCK_SECONDS = 0.02
+"""A block of steps lasts at least this long: shorter ones are mostly noise of the clock and the scheduler."""
+LARGEST_BLOCK = 50
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a step of one form costs on one network."""
+
+    network: Network
+    batch_size: int
+    form: Form
+    seconds: tuple[float, ...]
+    """Of a step, in each round; empty where the form does not apply."""
+    unit_seconds: tuple[float, ...]
+    """Of SGD's step right before."""
+    bytes: int
+    unit_bytes: int
+    reason: str = ""
+    """Why the form does not apply."""
+
+    @property
+    def applies(self) -> bool:
+        return bool(self.seconds)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Round by round, so that what else the machine does falls on both."""
+        return [mine / unit for mine, unit in zip(self.seconds, self.unit_seconds, strict=True)]
+
+    @property
+    def ratio(self) -> float:
+        return median(self.ratios) if self.seconds else math.nan
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        return middle_half(self.ratios or [math.nan])
+
+    @property
+    def milliseconds(self) -> float:
+        return 1000 * median(self.seconds) if self.seconds else math.nan
+
+    @property
+    def memory_ratio(self) -> float:
+        return self.bytes / self.unit_bytes if self.bytes else math.nan
+
+
+def middle_half(values: Sequence[float]) -> tuple[float, float]:
+    """The first and the third quartile."""
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def relative(cost: Cost, base: Cost) -> list[float]:
+    """How many times as long as another form, round by round, each in units of the SGD right before it."""
+    return [mine / other for mine, other in zip(cost.ratios, base.ratios, strict=True)]
+
+
+def measure(
+    network: Network,
+    batch_size: int,
+    chosen: Sequence[Form],
+    repeats: int,
+    on_block: Callable[[Form], None] = lambda _: None,
+) -> list[Cost]:
+    """All forms on one network; in every round each has its turn, right after a block of SGD."""
+    with _undisturbed():
+        found = {form.name: _Candidate(form, network, batch_size) for form in chosen}
+        unit = found[UNIT]
+        for turn in range(repeats):
+            order = [each for each in found.values() if each.applies]
+            # Each round begins with another one, or the first would always meet the cold cache.
+            shift = turn % len(order)
+            for each in order[shift:] + order[:shift]:
+                before = _time(unit.stepper, unit.steps)
+                each.turn(before, before if each is unit else None)
+                on_block(each.form)
+            gc.collect()
+    return [each.cost(unit.bytes) for each in found.values()]
+
+
+class _Candidate:
+    """A form on a network, and what was measured of it; without a stepper once it has failed."""
+
+    def __init__(self, form: Form, network: Network, batch_size: int) -> None:
+        self.form, self.network, self.batch_size = form, network, batch_size
+        self.taken: list[tuple[float, float]] = []
+        self.reason = ""
+        try:
+            self.stepper = ready(form, network, batch_size)
+            with reasons(form):
+                self.bytes, self.steps = peak_bytes(self.stepper), block_steps(self.stepper)
+        except DoesNotApplyError as error:
+            self.reason = str(error)
+
+    @property
+    def applies(self) -> bool:
+        return not self.reason
+
+    def turn(self, unit: float, mine: float | None) -> None:
+        """One block, with the time of SGD's step right before; its own where that is known already."""
+        try:
+            with reasons(self.form):
+                self.taken.append((_time(self.stepper, self.steps) if mine is None else mine, unit))
+        except DoesNotApplyError as error:
+            self.reason = str(error)
+
+    def cost(self, unit_bytes: int) -> Cost:
+        taken = self.taken if self.applies else []
+        return Cost(
+            self.network,
+            self.batch_size,
+            self.form,
+            tuple(mine for mine, _ in taken),
+            tuple(unit for _, unit in taken),
+            self.bytes if self.applies else 0,
+            unit_bytes,
+            self.reason,
+        )
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No collection in mid-step, which would be charged to whoever happens to run, and no remarks of other packages."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _time(stepper: Stepper, steps: int) -> float:
+    """Seconds of one step. The first of a block only warms the caches which the others have used meanwhile."""
+    stepper.reset()
+    stepper.step()
+    start = time.perf_counter()
+    for _ in range(steps):
+        stepper.step()
+    return (time.perf_counter() - start) / steps
+
+
+def block_steps(stepper: Stepper) -> int:
+    """Steps in a block; one where a step is slow, of which a second to find that out would be one too many.
+
+    Always whole periods, or the steps that refresh something would be counted too seldom or too often.
+    """
+    period = stepper.form.period
+    if _time(stepper, 1) > BLOCK_SECONDS:
+        return period
+    steps = max(1, min(LARGEST_BLOCK, math.ceil(BLOCK_SECONDS / _time(stepper, 3))))
+    return period * math.ceil(steps / period)

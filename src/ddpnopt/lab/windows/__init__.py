@@ -1,0 +1,1 @@
+"""`ddpnopt bench lr-window`: over how many decades of the learning rate a method trains."""

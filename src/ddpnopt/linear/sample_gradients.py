@@ -1,0 +1,277 @@
+"""Gradients of each sample with respect to one layer's parameters, never formed where that can be avoided.
+
+For sample i it is the vector P_u[i] = g_u' p_i. Three questions are asked of them: their squared norms under a metric
+(s of Proposition 2), their Gram matrix (K_t of the batch-coupled form), and weighted sums (the update).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from math import prod
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ddpnopt.linear.layer import Layer, Parts, scale_samples
+from ddpnopt.linear.metric import Metric
+
+SAMPLES = 512  # taken together in an update
+CHUNK = 2**24  # numbers held at once where a Gram matrix goes through explicit gradients
+WRITTEN = 5 * 2**18  # … that are not kept: small enough for the cache
+
+
+class Sums(Protocol):
+    """Weighted sums of vectors in a layer's parameter space."""
+
+    def combine(self, w: Tensor) -> Parts:
+        """P_u w = sum_i w_i p_u[i]."""
+
+    def solved(self, w: Tensor, metric: Metric) -> Parts:
+        """M^-1 P_u w."""
+
+    def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
+        """u <- u + alpha P_u w, without writing the sum out where that can be avoided."""
+
+
+class SampleGradients(Sums, Protocol):
+    """P_u of one layer: B vectors in its parameter space."""
+
+    def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
+        """p_u' M^-1 p_u for each sample, or with other output gradients p on the right: (B,)."""
+
+    def gram(self, metric: Metric, other: Any = None) -> Tensor:
+        """K = P_u' M^-1 P_u: (B, B), or with other samples' gradients of the same form on the right: (B, B')."""
+
+
+class RankOne:
+    """A linear layer on (B, n) inputs: p_u = x~ (x) p, so everything factors into inputs and outputs."""
+
+    def __init__(self, layer: Layer, x: Tensor, p: Tensor) -> None:
+        self.layer, self.x, self.p = layer, x, p  # (B, J0), (B, O)
+        self._kept: tuple[Metric, Tensor, Tensor] | None = None
+
+    def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
+        if metric.is_identity:
+            outputs = torch.linalg.vecdot(self.p, self.p if p is None else p)
+            inputs = torch.linalg.vecdot(self.x, self.x)
+            return torch.addcmul(outputs, inputs, outputs) if self.layer.bias else inputs * outputs
+        x, left = self._rotated(metric)
+        right = left if p is None else metric.rows(p[:, None])[:, 0]
+        D = metric.diagonal(self.layer)
+        if D is None:
+            return x.square().sum(1) * torch.linalg.vecdot(left, right)
+        return torch.linalg.vecdot((left * right) @ D[0], x.square())
+
+    def gram(self, metric: Metric, other: RankOne | None = None) -> Tensor:
+        if metric.is_identity:
+            those = self if other is None else other
+            inputs, outputs = self.x @ those.x.T, self.p @ those.p.T
+            return torch.addcmul(outputs, inputs, outputs) if self.layer.bias else inputs.mul_(outputs)
+        x, p = self._rotated(metric)
+        y, q = (x, p) if other is None else other._rotated(metric)
+        D = metric.diagonal(self.layer)
+        if D is None:
+            return (x @ y.T).mul_(p @ q.T)
+        # D does not factor: sqrt(D) p_u explicitly, some outputs at a time so that memory stays bounded
+        K = x.new_zeros(len(x), len(y))
+        rows = max(1, CHUNK // y.numel())
+        for some in range(0, p.shape[1], rows):
+            root = D[0, some : some + rows].sqrt()
+            block = (p[:, some : some + rows, None] * x[:, None] * root).flatten(1)
+            right = block if other is None else (q[:, some : some + rows, None] * y[:, None] * root).flatten(1)
+            K.addmm_(block, right.T)
+        return K
+
+    def _rotated(self, metric: Metric) -> tuple[Tensor, Tensor]:
+        """T_A x~ and T_G p of each sample: (B, J), (B, O)."""
+        if self._kept is None or self._kept[0] is not metric:
+            x = F.pad(self.x, (0, 1), value=1.0) if self.layer.bias else self.x
+            self._kept = metric, metric.columns(x[:, None])[:, 0], metric.rows(self.p[:, None])[:, 0]
+        return self._kept[1:]
+
+    def combine(self, w: Tensor) -> Parts:
+        return self.layer.grad(self.x, scale_samples(w, self.p))
+
+    def solved(self, w: Tensor, metric: Metric) -> Parts:
+        (_, O, J), B = self.layer.joint_shape, len(w)
+        T_A, T_G = metric.T_A, metric.T_G
+        if T_A is None or T_G is None or B * (J * J + O * O) > O * J * (O + J):
+            return metric.solve(self.layer, self.combine(w))
+        # few samples beside the width: M^-1 on the factors of the gradients, not on their sum
+        x, p = self._rotated(metric)
+        p = scale_samples(w, p)
+        D = metric.diagonal(self.layer)
+        joint = (p @ T_G[0]).T @ (x @ T_A[0]) if D is None else T_G[0].T @ (p.T @ x * D[0]) @ T_A[0]
+        return self.layer.split(joint[None])
+
+    def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
+        w = w.to(self.p.dtype)
+        if self.layer.bias:
+            u[1].addmv_(self.p.T, w, alpha=alpha)
+        # some samples at a time: the weighted gradients need not all stand beside the others
+        pieces = [(w, self.p, self.x)]
+        if len(w) > SAMPLES:
+            pieces = list(zip(w.split(SAMPLES), self.p.split(SAMPLES), self.x.split(SAMPLES), strict=True))
+        for w_some, p, x in pieces:
+            u[0].addmm_((w_some[:, None] * p).T, x, alpha=alpha)
+
+
+class _WrittenOut(ABC):
+    """Forms whose sum is written out before it is added."""
+
+    layer: Layer
+
+    @abstractmethod
+    def combine(self, w: Tensor) -> Parts: ...
+
+    def solved(self, w: Tensor, metric: Metric) -> Parts:
+        return metric.solve(self.layer, self.combine(w))
+
+    def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
+        for weight, part in zip(u, self.combine(w), strict=True):
+            weight.add_(part, alpha=alpha)
+
+
+class Explicit(_WrittenOut):
+    """Gradients written out, (B, parameters): convolutions, and token models with small layers."""
+
+    def __init__(self, layer: Layer, x: Tensor, p: Tensor) -> None:
+        self.layer, self.x = layer, x
+        self.weight = layer.sample_grads(x, p)  # (B, g, O, J0)
+        self.bias = layer.rows(p).sum(1) if layer.bias else None  # (B, g, O)
+
+    @classmethod
+    def of(cls, layer: Layer, like: Explicit, flat: Tensor) -> Explicit:
+        """Gradients that somebody else has written out, (B, parameters)."""
+        made = cls.__new__(cls)
+        made.layer, made.x = layer, like.x
+        sizes = [like.weight[0].numel()] + ([] if like.bias is None else [like.bias[0].numel()])
+        pieces = flat.split(sizes, 1)
+        made.weight = pieces[0].view(-1, *like.weight.shape[1:])
+        made.bias = None if like.bias is None else pieces[1].view(-1, *like.bias.shape[1:])
+        return made
+
+    def _rotated(self, metric: Metric) -> Tensor:
+        """T_G p_u T_A' in the joint form: (B, g, O, J)."""
+        joint = self.weight if self.bias is None else torch.cat([self.weight, self.bias[..., None]], -1)
+        if metric.T_A is not None and metric.T_G is not None:
+            joint = metric.T_G @ joint @ metric.T_A.mT
+        return joint
+
+    def _pieces(self, metric: Metric) -> list[Tensor]:
+        """Pieces of sqrt(M^-1) p_u, each (B, …), whose inner products add up."""
+        if metric.is_identity:
+            pieces = [self.weight] if self.bias is None else [self.weight, self.bias]
+        else:
+            joint, D = self._rotated(metric), metric.diagonal(self.layer)
+            pieces = [joint if D is None else joint * D.sqrt()]
+        return [piece.flatten(1) for piece in pieces]
+
+    def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
+        D = metric.diagonal(self.layer)
+        if D is not None and p is None:
+            return self._rotated(metric).square().flatten(1) @ D.flatten()
+        left = self._pieces(metric)
+        right = left if p is None else Explicit(self.layer, self.x, p)._pieces(metric)
+        dots = [torch.linalg.vecdot(a, b) for a, b in zip(left, right, strict=True)]
+        return torch.stack(dots).sum(0)
+
+    def gram(self, metric: Metric, other: Explicit | None = None) -> Tensor:
+        left = self._pieces(metric)
+        right = left if other is None else other._pieces(metric)
+        K = left[0] @ right[0].T
+        return K if len(left) == 1 else K.addmm_(left[1], right[1].T)
+
+    def combine(self, w: Tensor) -> Parts:
+        w = w.to(self.weight.dtype)
+        weight = (w @ self.weight.flatten(1)).view(self.layer.weight_shape)
+        return [weight] if self.bias is None else [weight, w @ self.bias.flatten(1)]
+
+
+class ByPlaces(_WrittenOut):
+    """Few places and large weights (tokens): inner products through the places, sums through one gradient."""
+
+    written = False  # whether the gradients are written out for inner products whatever the metric
+
+    def __init__(self, layer: Layer, x: Tensor, p: Tensor) -> None:
+        self.layer, self.x, self.p = layer, x, p
+
+    def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
+        if self.written or metric.D is not None:
+            return self._over_outputs(metric, p, lambda part, m, q: part.dots(m, q))
+        X = metric.columns(self.layer.augmented(self.x))
+        left = metric.rows(self.layer.rows(self.p))
+        right = left if p is None else metric.rows(self.layer.rows(p))
+        places = torch.einsum("bpgj,bqgj->bgpq", X, X) * torch.einsum("bpgo,bqgo->bgpq", left, right)
+        return places.sum((1, 2, 3))
+
+    def gram(self, metric: Metric, other: ByPlaces | None = None) -> Tensor:
+        if self.written or metric.D is not None:
+            if other is not None:
+                return Explicit(self.layer, self.x, self.p).gram(metric, Explicit(other.layer, other.x, other.p))
+            return self._over_outputs(metric, None, lambda part, m, _: part.gram(m))
+        X, V = self._rotated(metric)
+        Y, W = (X, V) if other is None else other._rotated(metric)
+        (B, P), C = X.shape[:2], len(Y)
+        K = X.new_zeros(B, C)
+        some = max(1, CHUNK // (C * P * P))
+        for g in range(X.shape[2]):
+            x, v, y, w = (a[:, :, g].flatten(0, 1) for a in (X, V, Y, W))
+            for i in range(0, B, some):
+                rows = slice(i * P, (i + some) * P)
+                block = (x[rows] @ y.T).mul_(v[rows] @ w.T)
+                K[i : i + some] += block.view(-1, P, C, P).sum((1, 3))
+        return K
+
+    def _over_outputs(
+        self, metric: Metric, p: Tensor | None, ask: Callable[[Explicit, Metric, Tensor | None], Tensor]
+    ) -> Tensor:
+        """Inner products of gradients written out, for some outputs at a time where a metric keeps them apart."""
+        O, pieces = self.layer.weight_shape[0], -(-len(self.x) * prod(self.layer.weight_shape) // WRITTEN)
+        if self.layer.groups > 1 or metric.T_A is not None or pieces <= 1:
+            return ask(Explicit(self.layer, self.x, self.p), metric, p)
+        total: Tensor | None = None
+        rows = -(-O // pieces)  # alike: what comes before the products is done for each piece
+        for i in range(0, O, rows):
+            some = i, min(rows, O - i)
+            layer, own = self.layer.narrow(self.p, *some)
+            other = None if p is None else self.layer.narrow(p, *some)[1]
+            D = None if metric.D is None else [d.narrow(0, *some) for d in metric.D]
+            part = ask(Explicit(layer, self.x, own), Metric(D=D), other)
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total
+
+    def _rotated(self, metric: Metric) -> tuple[Tensor, Tensor]:
+        return metric.columns(self.layer.augmented(self.x)), metric.rows(self.layer.rows(self.p))
+
+    def combine(self, w: Tensor) -> Parts:
+        return self.layer.grad(self.x, scale_samples(w, self.p))
+
+
+class Recomputed(ByPlaces):
+    """Written out for inner products, and let go at once; the sum is formed anew through one gradient."""
+
+    written = True
+
+
+def sample_gradients(
+    layer: Layer, x: Tensor, p: Tensor, *, others: int = 1, recompute: bool | None = None
+) -> SampleGradients:
+    """The cheapest form of P_u for inputs x and output gradients p; `others`: how many each is multiplied with.
+
+    `recompute` asks for a form that keeps nothing beside x and p, by default where the gradients would take more.
+    """
+    if x.dim() == 2:
+        return RankOne(layer, x, p)
+    P = layer.rows(p).shape[1]
+    _, O, J = layer.joint_shape
+    # multiplications for each sample: through the places, or through weights that are written out
+    if others * P * P * (J + O) < O * J * (P + others):
+        return ByPlaces(layer, x, p)
+    if recompute is None:
+        recompute = prod(layer.weight_shape) > x[0].numel() + p[0].numel()
+    return (Recomputed if recompute else Explicit)(layer, x, p)

@@ -1,0 +1,108 @@
+"""Which modules of a model are layers with feedback, and the affine map that each of them is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddpnopt.errors import ModelError, OptionError
+from ddpnopt.linear.layer import Conv, Layer, Linear
+
+_CONVOLUTIONS: dict[Any, int] = {nn.Conv1d.forward: 1, nn.Conv2d.forward: 2, nn.Conv3d.forward: 3}
+
+
+def describe(module: nn.Module) -> Layer | None:
+    """The affine map of a module, or None if it is not a supported layer with a trainable weight."""
+    forward = type(module).forward  # a subclass with a forward of its own may do anything
+    if forward is not nn.Linear.forward and forward not in _CONVOLUTIONS:
+        return None
+    weight = module._parameters.get("weight")
+    if weight is None or not weight.requires_grad:
+        return None
+    bias = module._parameters.get("bias")
+    has_bias = bias is not None and bias.requires_grad
+    shape = tuple(weight.shape)
+    if forward is nn.Linear.forward:
+        return Linear(shape, has_bias)
+    assert isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    ends: list[int] = module._reversed_padding_repeated_twice  # F.pad's order
+    symmetric = all(lo == hi for lo, hi in zip(ends[::2], ends[1::2], strict=True))
+    inside = module.padding_mode == "zeros" and symmetric
+    return Conv(
+        shape,
+        has_bias,
+        module.groups,
+        tuple(module.stride),
+        tuple(module.dilation),
+        padding=tuple(ends[::-2]) if inside else (0,) * len(module.stride),
+        pad_first=() if inside else tuple(ends),
+        pad_mode="constant" if module.padding_mode == "zeros" else module.padding_mode,
+    )
+
+
+@dataclass(eq=False)
+class Unit:
+    """A supported layer of the model: what stays the same from step to step."""
+
+    name: str
+    module: nn.Module
+    layer: Layer
+
+    def __post_init__(self) -> None:
+        weight = self.module._parameters["weight"]
+        assert weight is not None
+        self.weight = weight  # functional_call may put another in its place for a while
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        p = self.module._parameters
+        found = [p["weight"], p["bias"]] if self.layer.bias else [p["weight"]]
+        return [q for q in found if q is not None]
+
+    def refresh(self) -> None:
+        """Take notice of a bias that has been frozen or set free."""
+        bias = self.module._parameters.get("bias")
+        if self.layer.bias != (bias is not None and bias.requires_grad):
+            layer = describe(self.module)
+            assert layer is not None
+            self.layer = layer
+
+
+def find_units(model: nn.Module, mine: set[nn.Parameter], exclude: frozenset[str]) -> list[Unit]:
+    """The layers that get feedback: supported, not excluded, and the only user of weights that are ours to train."""
+    modules = dict(model.named_modules())
+    unknown = exclude - modules.keys()
+    if unknown:
+        raise OptionError(f"exclude: the model has no module {', '.join(sorted(unknown))}.")
+    uses = Counter(p for m in modules.values() for p in m._parameters.values() if p is not None)
+    units = []
+    for name, module in modules.items():
+        excluded = any(name == e or name.startswith(f"{e}.") for e in exclude)
+        layer = None if excluded else describe(module)
+        if layer is not None:
+            unit = Unit(name or type(module).__name__, module, layer)
+            if all(p in mine and uses[p] == 1 for p in unit.parameters):
+                units.append(unit)
+    if not units:
+        raise ModelError(
+            "The model has no layer that DDPNOpt can control: it needs at least one nn.Linear or nn.Conv1d/2d/3d with "
+            "a trainable weight of its own (not shared, not parametrised, not excluded)."
+        )
+    return units
+
+
+def check_devices(model: nn.Module) -> None:
+    """Complain about a model whose parts lie on different devices."""
+    first: tuple[str, torch.device] | None = None
+    for name, p in model.named_parameters():
+        first = first or (name, p.device)
+        if p.device != first[1]:
+            raise ModelError(
+                f"The model is on more than one device ('{first[0]}' on {first[1]}, '{name}' on {p.device}): DDPNOpt "
+                "couples all layers in one step and needs them on one. Use several processes, each with the whole "
+                "model on its own device (data_parallel=True)."
+            )
