@@ -49,7 +49,7 @@ def test_blocks_that_are_alike_give_the_step_of_the_whole_batch(
         options["lr"] = 1e-4
     whole, a = trained(kind, x, y, **options)
     monkeypatch.setattr(blocks, "LARGEST", 6)
-    monkeypatch.setattr("ddpnopt.method.LARGEST", 6)
+    monkeypatch.setattr("ddpnopt._value.LARGEST", 6)
     parted, b = trained(kind, x, y, **options)
     for one, other in zip(whole.parameters(), parted.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpnopt import EKFAC, KFAC, DDPNOpt
-from ddpnopt import optimizer as optimizer_module
+from ddpnopt import _step as step_module
 
 CURVATURES = {
     "identity": ("identity", 0.5),
@@ -64,7 +64,7 @@ class Spy:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.V: list[tuple[Tensor, Tensor]] = []
         self.policies: list[Any] = []
-        real = optimizer_module.backward_pass
+        real = step_module.backward_pass
 
         def backward_pass(stages: Any, value: Any, *rest: Any) -> Any:
             backward = value.backward
@@ -78,12 +78,12 @@ class Spy:
             value.backward = spying
             return real(stages, value, *rest)
 
-        monkeypatch.setattr(optimizer_module, "backward_pass", backward_pass)
+        monkeypatch.setattr(step_module, "backward_pass", backward_pass)
 
 
 def take_step(net: nn.Sequential, X: Tensor, y: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """One step of DDPNOpt; the outputs before it and the gradient at them."""
-    opt = DDPNOpt(net, **{"relax": 1.0, **options})
+    opt = DDPNOpt(net, **options)
     z = net(X)
     z.retain_grad()
     F.cross_entropy(z, y).backward()

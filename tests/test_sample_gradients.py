@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
-from ddpnopt.linear import layer as layers
+from ddpnopt.linear import convolution
 from ddpnopt.linear import sample_gradients as gradients
-from ddpnopt.linear.layer import Conv, Layer
+from ddpnopt.linear.convolution import Conv
+from ddpnopt.linear.layer import Layer
+from ddpnopt.linear.linear import Linear, RankOne
 from ddpnopt.linear.metric import Metric
 
 
@@ -46,8 +48,8 @@ def test_sample_gradients_of_a_convolution_are_those_of_its_patches(
     h = layer.apply(x, [torch.zeros(layer.weight_shape, dtype=torch.float64)])
     v = _draw(*h.shape, channels_last=last_v)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "WINDOWS", windows)
-        patch.setattr(layers, "CACHED", cached)
+        patch.setattr(convolution, "WINDOWS", windows)
+        patch.setattr(convolution, "CACHED", cached)
         found = layer.sample_grads(x, v)
     torch.testing.assert_close(found, Layer.sample_grads(layer, x, v), rtol=1e-10, atol=1e-12)
 
@@ -86,7 +88,7 @@ def convolutional() -> nn.Module:
 def test_recomputing_gives_the_same_weights_as_keeping(
     kind: str, value: str, curvature: str, written: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gradients, "WRITTEN", written)  # all outputs of a layer at a time, or one
+    monkeypatch.setattr(gradients, "TEMPORARY", written)  # all outputs of a layer at a time, or one
     found = []
     for recompute in (False, True, None):
         torch.manual_seed(0)
@@ -117,11 +119,11 @@ def test_a_weight_that_changes_its_precision_is_still_copied_away() -> None:
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_the_metric_on_the_factors_of_gradients_is_that_on_their_sum(samples: int, bias: bool, diagonal: bool) -> None:
     torch.manual_seed(0)
-    layer = layers.Linear((6, 9), bias)
+    layer = Linear((6, 9), bias)
     _, O, J = layer.joint_shape
     T_A, T_G, D = (torch.randn(1, *shape, dtype=torch.float64) for shape in ((J, J), (O, O), (O, J)))
     metric = Metric(T_A=T_A, T_G=T_G, D=[D.exp()] if diagonal else None)
     x, p, w = (torch.randn(samples, *shape, dtype=torch.float64) for shape in ((9,), (6,), ()))
-    found = gradients.RankOne(layer, x, p).solved(w, metric)
+    found = RankOne(layer, x, p).solved(w, metric)
     wanted = metric.solve(layer, layer.grad(x, w[:, None] * p))
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)

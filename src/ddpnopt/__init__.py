@@ -1,6 +1,7 @@
 """ddpnopt: differential dynamic programming as a PyTorch optimizer."""
 
-from ddpnopt.curvature.base import Adam, Curvature, Identity, RMSprop
+from ddpnopt.curvature.base import Curvature
+from ddpnopt.curvature.diagonal import Adam, Identity, RMSprop
 from ddpnopt.curvature.kronecker import EKFAC, KFAC
 from ddpnopt.errors import (
     CheckpointError,

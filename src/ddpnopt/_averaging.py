@@ -1,11 +1,11 @@
-"""The average of the weights over the last part of training: it takes out what they owe to the last few batches.
+"""The average of the weights over the last part of training, which removes the noise of the last few batches.
 
-With relaxation or without, each step of the batch-coupled form fits its own batch well, and the weights go on moving
+With or without relaxation, each step of the batch-coupled form fits its own batch well, and the weights keep moving
 with the noise. The polynomial decay of Shamir and Zhang (2013), with n = 1, 2, … counting the updates,
 
     m <- m + (k + 1) / (n + k) (u - m)
 
-covers about the last 1 / (k + 1) of all steps, however many there will be: there is nothing to choose.
+covers about the last 1 / (k + 1) of all steps, however many there are: there is nothing to choose.
 """
 
 from __future__ import annotations
@@ -15,22 +15,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 POWER = 8  # k
-EVERY = 4  # steps from one update to the next: neighbours differ little, and one in four costs a fourth
+EVERY = 4  # steps from one update to the next: consecutive weights differ little, and this costs a quarter
 
 
 class Averaging:
-    """Keeps `average` in the state of each parameter, and changes places with it.
+    """Keeps `average` in the state of each parameter, and swaps it with the weights.
 
-    It is handed the optimizer each time: a reference would keep both alive, and the hooks, after their last use.
+    It gets the optimizer as an argument: a reference would keep both, and the hooks, alive after their last use.
     """
 
     def __init__(self) -> None:
         self.in_use = False  # whether the model holds the averages, and the state the weights
 
-    def after_step(self, optimizer: Optimizer, steps: int) -> None:
-        """Take the new weights into account, `steps` being the number of all steps up to here."""
-        if steps % EVERY:
-            return
+    def update(self, optimizer: Optimizer, count: int) -> None:
+        """Include the new weights in the average, `count` being the number of this update."""
         averages: list[Tensor] = []
         weights: list[Tensor] = []
         for p in _parameters(optimizer):
@@ -41,10 +39,10 @@ class Averaging:
                 averages.append(state["average"])
                 weights.append(p.detach())
         if averages:
-            torch._foreach_lerp_(averages, weights, (POWER + 1) / (steps // EVERY + POWER))
+            torch._foreach_lerp_(averages, weights, (POWER + 1) / (count + POWER))
 
     def swap(self, optimizer: Optimizer) -> None:
-        """Averages into the model and weights into the state, or back."""
+        """Put the averages into the model and the weights into the state, or back."""
         self.in_use = not self.in_use
         for p in _parameters(optimizer):
             average = optimizer.state[p].get("average")

@@ -1,8 +1,8 @@
-"""Data-parallel training: the batch lies in parts in several processes, and each knows its own samples only.
+"""Data-parallel training: the batch is distributed over several processes, and each knows its own samples only.
 
-This is all of the package that knows `torch.distributed`. A step asks for few things: sums over all samples (directions
-of the update, curvature statistics, losses) and rows of all samples laid end to end (the small matrices of the
-batch-coupled form). `Peers`, as it stands, is one process with the whole batch, and every question answers itself.
+Only this module uses `torch.distributed`. A step needs sums over all samples (directions of the update, curvature
+statistics, losses) and the concatenated rows of all samples (the small matrices of the batch-coupled form). `Peers`
+itself is one process with the whole batch, for which all of these are trivial.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpnopt.errors import ModelError, NonFiniteError, OptionError, PeerError, StepError
 
 Parts = list[Tensor]
-READY, OVERFLOWN, FAILED = 0, 1, 2
+READY, OVERFLOW, FAILED = 0, 1, 2
 
 
 class Peers:
-    """The processes that share the batch of one step: here, one alone."""
+    """The processes that have the batch of one step: here, a single one."""
 
     alone = True
 
@@ -36,6 +36,7 @@ class Peers:
         return mine
 
     def share(self, mine: int) -> float:
+        """The share of this process in the batch."""
         return mine / self.batch(mine)
 
     def sum(self, parts: Parts) -> Parts:
@@ -43,11 +44,11 @@ class Peers:
         return parts
 
     def gather(self, rows: Tensor, columns: int = 1) -> Tensor:
-        """Rows of all samples, from the rows of those here; for R columns a sample, row r B + i is sample i of r."""
+        """Rows of all samples, from the rows of those here; for R columns per sample, row r B + i is sample i of r."""
         return self.gather_later(rows, columns)()
 
     def gather_later(self, rows: Tensor, columns: int = 1) -> Callable[[], Tensor]:
-        """`gather` that goes on while something else is computed; the call waits for it."""
+        """`gather` in the background; calling the result waits for it."""
         return lambda: rows
 
     def mine(self, rows: Tensor, columns: int = 1) -> Tensor:
@@ -67,9 +68,9 @@ class Group:
     """The processes of a process group, from step to step."""
 
     process_group: Any = None  # of torch.distributed; None is the group of all
-    averaged: bool = False  # whether somebody else (DistributedDataParallel) averages .grad
+    averaged: bool = False  # whether DistributedDataParallel averages .grad
     calls: Counter[str] = field(default_factory=Counter)  # collectives so far, by kind
-    payload: Counter[str] = field(default_factory=Counter)  # … and the bytes that this process has put into them
+    payload: Counter[str] = field(default_factory=Counter)  # … and the bytes that this process has sent
 
     def __post_init__(self) -> None:
         if not (dist.is_available() and dist.is_initialized()):
@@ -81,7 +82,7 @@ class Group:
 
     @contextmanager
     def collective(self, kind: str, sent: Tensor) -> Iterator[None]:
-        """Count it, and say clearly what it means if it fails."""
+        """Count a collective, and explain its failure."""
         self.calls[kind] += 1
         self.payload[kind] += sent.numel() * sent.element_size()
         try:
@@ -89,12 +90,12 @@ class Group:
         except RuntimeError as error:
             raise PeerError(
                 f"Rank {self.rank} of {self.size} lost contact with the others in {kind}: a process has died or has "
-                "left the training loop (each must take the same number of steps). Its own message, if any, tells "
-                "why. Weights are as before this step; start again from the last checkpoint."
+                "left the training loop (each must take the same number of steps); see that rank's log. Weights are as "
+                "before this step; restart from the last checkpoint."
             ) from error
 
     def broadcast(self, model: nn.Module) -> None:
-        """All begin with the parameters and buffers of the first process."""
+        """Copy the parameters and buffers of the first process to all."""
         first = 0 if self.process_group is None else dist.get_global_rank(self.process_group, 0)
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
@@ -114,7 +115,7 @@ class Group:
             work = dist.all_gather(places, tensor, group=self.process_group, async_op=True)
 
         def wait() -> list[Tensor]:
-            self.calls["all_gather"] -= 1  # the same one, not another
+            self.calls["all_gather"] -= 1  # the same one, not a new one
             with self.collective("all_gather", tensor[:0]):
                 work.wait()
             return places
@@ -127,18 +128,18 @@ class Group:
         status: int,
         samples: int = 0,
         total: float = 0.0,
-        way: str = "",
+        path: str = "",
         extra: bool = False,
     ) -> Together | None:
-        """Meet at the beginning of a step: raises on all if one cannot take it; None if scaled gradients overflow."""
-        mark = float(zlib.crc32(way.encode()))
-        mine = torch.tensor([status, samples, total, mark, float(extra)], dtype=torch.float64, device=device)
-        rows = torch.stack(self.gather_later(mine)()).tolist()
+        """Synchronise before a step: raises on all ranks if one cannot take it; None if any has overflown."""
+        mark = float(zlib.crc32(path.encode()))
+        own = torch.tensor([status, samples, total, mark, float(extra)], dtype=torch.float64, device=device)
+        rows = torch.stack(self.gather_later(own)()).tolist()
         failed = [rank for rank, row in enumerate(rows) if row[0] == FAILED]
         if status == READY:
             if failed:
-                raise StepError(f"Rank {failed[0]} could not take this step; its own message tells why.")
-            if any(row[0] == OVERFLOWN for row in rows):
+                raise StepError(f"Rank {failed[0]} could not take this step; see that rank's log.")
+            if any(row[0] == OVERFLOW for row in rows):
                 return None
             if not all(math.isfinite(row[2]) for row in rows):
                 where = ", ".join(str(rank) for rank, row in enumerate(rows) if not math.isfinite(row[2]))
@@ -149,7 +150,7 @@ class Group:
             if any(row[3] != mark for row in rows):
                 raise ModelError(
                     "The processes ran different layers in this step: in data-parallel training all must take the same "
-                    "way through the same model."
+                    "path through the same model."
                 )
         return Together(self, [int(row[1]) for row in rows], any(row[4] for row in rows))
 
@@ -176,7 +177,7 @@ class Together(Peers):
     def gather_later(self, rows: Tensor, columns: int = 1) -> Callable[[], Tensor]:
         most = max(self.sizes)
         R, behind = columns, rows.shape[1:]
-        if len(set(self.sizes)) > 1:  # collectives want one shape
+        if len(set(self.sizes)) > 1:  # collectives need one shape
             padded = rows.new_zeros(R, most, *behind)
             padded[:, : len(rows) // R] = rows.view(R, -1, *behind)
             rows = padded
@@ -207,8 +208,8 @@ class Together(Peers):
         return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
 
 
-def share_gradients(peers: Together, parameters: list[nn.Parameter], *, mean: bool) -> list[nn.Parameter]:
-    """`.grad` of the whole batch's loss in place of our share's; those parameters that any process has one for."""
+def combine_gradients(peers: Together, parameters: list[nn.Parameter], *, mean: bool) -> list[nn.Parameter]:
+    """Replace `.grad` of our own samples by that of the whole batch; the parameters for which any process has one."""
     if peers.group.averaged:
         there = [p for p in parameters if p.grad is not None]
         if not mean:
@@ -230,11 +231,11 @@ def share_gradients(peers: Together, parameters: list[nn.Parameter], *, mean: bo
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside `DistributedDataParallel`: that is what runs, forward and once more."""
+    """The model inside `DistributedDataParallel`, which is what runs and is replayed."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-def wrapper_at_work() -> DistributedDataParallel | None:
+def active_wrapper() -> DistributedDataParallel | None:
     """The `DistributedDataParallel` whose forward pass is running, if any."""
     if not dist.is_available() or not dist.is_initialized():
         return None

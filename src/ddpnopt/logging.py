@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-from ddpnopt.curvature.base import require
+from ddpnopt._checks import require
 from ddpnopt.errors import OptionError
 from ddpnopt.optimizer import DDPNOpt
 from ddpnopt.report import Report

@@ -90,7 +90,7 @@ def test_a_failed_write_leaves_the_checkpoint_of_before(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     save(path, {"step": 1})
     (tmp_path / ".run.pt.partial").mkdir()  # cannot be written
-    with pytest.raises(CheckpointError, match="as it was"):
+    with pytest.raises(CheckpointError, match="previous one is unchanged"):
         save(path, {"step": 2})
     assert load(path) == {"step": 1}
 

@@ -195,8 +195,9 @@ def test_outer_and_batch_on_any_graph_equal_the_dense_reference(
     model = copy.deepcopy(case.model).double()
     note(str(model))
     s = Settings(value, terminal, guard=guard, mean=mean, relax=0.7 if value == "batch" else 1.0, **w)
+    form: dict[str, Any] = {"relax": s.relax, "dof": 1.0} if value == "batch" else {"guard": guard}
     opt = DDPNOpt(
-        model, s.lr, value=value, terminal=terminal, curvature=curvature(s.kind), guard=guard, relax=s.relax, dof=1.0,
+        model, s.lr, value=value, terminal=terminal, curvature=curvature(s.kind), **form,
         reduction="mean" if mean else "sum", closed_loop=s.closed_loop, weight_decay=s.weight_decay, diagnostics=True,
     )  # fmt: skip
     for at in range(2 if s.kind == "identity" and value == "outer" else 1):  # the reference has no memory
@@ -229,7 +230,6 @@ def any_options(draw: Draw) -> dict[str, Any]:
         "lr": draw(st.sampled_from(RATES[kind] + ([3.0] if value == "batch" and kind == "identity" else []))),
         "terminal": draw(st.sampled_from([None, *terminals])),
         "closed_loop": draw(st.booleans()),
-        "guard": draw(st.booleans()),
         "weight_decay": draw(st.sampled_from([0.0, 1e-3])),
         "reduction": draw(st.sampled_from(["mean", "sum"])),
         "weight_grads": draw(st.booleans()),
@@ -237,6 +237,8 @@ def any_options(draw: Draw) -> dict[str, Any]:
     }
     if kind != "adam":
         options["momentum"] = draw(st.sampled_from([0.0, 0.0, 0.5]))
+    if value != "batch":
+        options["guard"] = draw(st.booleans())
     if value == "full":
         options |= {"order": draw(st.sampled_from([1, 2])), "vxx_reg": draw(st.sampled_from([0.0, 0.01]))}
     return options

@@ -93,10 +93,11 @@ def test_the_batch_form_with_sqrt_never_predicts_less_than_no_loss() -> None:
     assert -loss * (1 + 1e-9) <= opt.report.predicted < 0
 
 
-@VALUES
 @pytest.mark.parametrize("lr", [1e-3, 1.0, 100.0])
-@pytest.mark.parametrize("guard", [True, False])
-def test_the_guarded_share_is_a_share(value: str, lr: float, guard: bool) -> None:
+@pytest.mark.parametrize(
+    ("value", "guard"), [("batch", None), ("outer", True), ("outer", False), ("full", True), ("full", False)]
+)
+def test_the_guarded_fraction_is_a_fraction(value: str, lr: float, guard: bool | None) -> None:
     model = fcn()
     opt = DDPNOpt(model, lr=lr, value=value, guard=guard, reduction="sum", diagnostics=True)
     x, y = vectors()

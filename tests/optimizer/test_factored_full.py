@@ -31,14 +31,14 @@ def exact_hessian(z: Tensor) -> Tensor:
 def train(kind: str, used: list[str], **options: object) -> tuple[nn.Module, DDPNOpt]:
     model = chain(kind)
     opt = DDPNOpt(model, 0.3, value="full", diagnostics=True, **options)  # type: ignore[arg-type]
-    start = opt.method.start
+    start = opt.form.start
 
     def watched(*args: object) -> object:
         made = start(*args)  # type: ignore[arg-type]
         used.append(type(made[1]).__name__)
         return made
 
-    object.__setattr__(opt.method, "start", watched)
+    object.__setattr__(opt.form, "start", watched)
     generator = torch.Generator().manual_seed(1)
     for _ in range(4):
         shape = (16, 6) if kind == "fcn" else (16, 1, 6, 6)  # more than directions: EKFAC has one eigenbasis
@@ -68,14 +68,14 @@ def test_more_columns_than_units_take_the_matrix() -> None:
     used: list[str] = []
     model = nn.Sequential(nn.Linear(6, 2), nn.Tanh(), nn.Linear(2, 3)).double()
     opt = DDPNOpt(model, 0.3, value="full", terminal="cross_entropy")
-    start = opt.method.start
+    start = opt.form.start
 
     def watched(*args: object) -> object:
         made = start(*args)  # type: ignore[arg-type]
         used.append(type(made[1]).__name__)
         return made
 
-    object.__setattr__(opt.method, "start", watched)
+    object.__setattr__(opt.form, "start", watched)
     F.cross_entropy(model(torch.randn(4, 6, dtype=torch.float64)), torch.tensor([0, 1, 2, 0])).backward()
     opt.step()
     assert used == [Full.__name__]

@@ -211,7 +211,7 @@ def test_weight_decay_of_a_group_acts_on_its_own_layers(value: str) -> None:
     def rest(net: nn.Module) -> list[nn.Parameter]:
         return [*net[0].parameters(), *net[2].parameters()]
 
-    options: dict[str, Any] = {"lr": 0.3, "value": value, "closed_loop": False, "guard": True}
+    options: dict[str, Any] = {"lr": 0.3, "value": value, "closed_loop": False}
     train(a, DDPNOpt(a, params=[{"params": rest(a)}, {"params": a[4].parameters()}], **options), vectors, 1)
     groups = [{"params": rest(b)}, {"params": [b[4].weight], "weight_decay": 0.5}, {"params": [b[4].bias]}]
     train(b, DDPNOpt(b, params=groups, **options), vectors, 1)

@@ -26,12 +26,12 @@ def check(z: Tensor, loss: Function, kind: str, mean: bool = True, least: Tensor
     """Shares add up to the loss above its minimum, at these outputs and at others."""
     found = seen(z, loss, mean)
     assert found.kind == kind
-    shares = found.shares(z)
+    shares = found.per_sample(z)
     assert shares.shape == (len(z),)
     assert (shares >= -TOLERANCE[z.dtype]).all()
     for outputs in (z, z + 0.1 * torch.randn_like(z)):
         wanted = float(loss(outputs)) - float(least)
-        assert float(found.shares(outputs).sum()) == pytest.approx(wanted, rel=TOLERANCE[z.dtype])
+        assert float(found.per_sample(outputs).sum()) == pytest.approx(wanted, rel=TOLERANCE[z.dtype])
     return found
 
 
@@ -47,7 +47,7 @@ def test_cross_entropy_with_hard_labels(classes: int, reduction: str, dtype: tor
     found = check(z, lambda z: F.cross_entropy(z, y, reduction=reduction), "cross_entropy", reduction == "mean")
     assert torch.equal(found.target, F.one_hot(y, classes).to(dtype))
     each = F.cross_entropy(z, y, reduction="none") / (12 if reduction == "mean" else 1)
-    torch.testing.assert_close(found.shares(z), each, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    torch.testing.assert_close(found.per_sample(z), each, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 @DTYPES
@@ -91,7 +91,7 @@ def test_cross_entropy_with_ignored_labels(reduction: str, dtype: torch.dtype) -
     found = seen(z, lambda z: F.cross_entropy(z, y, reduction=reduction), reduction == "mean")
     assert found.kind == "cross_entropy"
     expected = F.cross_entropy(z, y, reduction="none") / (9 if reduction == "mean" else 1)
-    torch.testing.assert_close(found.shares(z), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    torch.testing.assert_close(found.per_sample(z), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 @DTYPES
@@ -110,7 +110,7 @@ def test_sequences_flattened_by_the_user(ignored: bool, dtype: torch.dtype) -> N
     found = seen(z, lambda z: F.cross_entropy(z.view(-1, 5), y.view(-1)))
     assert found.kind == "cross_entropy"
     each = F.cross_entropy(z.view(-1, 5), y.view(-1), reduction="none").view(4, 6).sum(1) / (y >= 0).sum()
-    torch.testing.assert_close(found.shares(z), each, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    torch.testing.assert_close(found.per_sample(z), each, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 @DTYPES
@@ -162,7 +162,7 @@ def test_perfectly_fitted_samples_have_a_share_of_about_zero(
         "squared": lambda z: F.mse_loss(z, hot, reduction=reduction),
     }[loss]
     found = seen(z, function, reduction == "mean")
-    shares = found.shares(z)
+    shares = found.per_sample(z)
     assert shares.isfinite().all()
     rounding = 4 * torch.finfo(dtype).eps
     assert (shares[fitted].abs() < rounding).all()
@@ -175,7 +175,7 @@ def test_almost_fitted_samples_keep_the_digits_of_their_loss(dtype: torch.dtype)
     z = 8.0 * F.one_hot(y, 3).to(dtype) + 0.1 * torch.randn(6, 3, dtype=dtype)
     found = check(z, lambda z: F.cross_entropy(z, y), "cross_entropy")
     each = F.cross_entropy(z, y, reduction="none") / 6
-    torch.testing.assert_close(found.shares(z), each, rtol=1e-3, atol=0)
+    torch.testing.assert_close(found.per_sample(z), each, rtol=1e-3, atol=0)
 
 
 def test_another_loss_is_taken_for_a_squared_error_with_the_same_gradient() -> None:
@@ -183,7 +183,7 @@ def test_another_loss_is_taken_for_a_squared_error_with_the_same_gradient() -> N
     found = seen(z, lambda z: F.smooth_l1_loss(z, y, beta=0.1))
     assert found.kind == "squared_error"
     moved = z.clone().requires_grad_()
-    ours = torch.autograd.grad(found.shares(moved).sum(), moved)[0]
+    ours = torch.autograd.grad(found.per_sample(moved).sum(), moved)[0]
     moved = z.clone().requires_grad_()
     theirs = torch.autograd.grad(F.smooth_l1_loss(moved, y, beta=0.1), moved)[0]
     torch.testing.assert_close(ours, theirs)

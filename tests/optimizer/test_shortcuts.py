@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from optimizer_networks import Residual, distance, same, twins, vectors, weights
 from torch import Tensor, nn
 
-import ddpnopt.optimizer
+import ddpnopt._step
 from ddpnopt import DDPNOpt, NonFiniteError
 from ddpnopt.lab import baselines
 from ddpnopt.trace.hooks import Capture
@@ -37,13 +37,15 @@ def test_a_sequential_without_the_detour_over_hooks_takes_the_same_steps(
     value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     walked: list[nn.Module] = []
-    real = Capture._walk
+    real = Capture._in_sequence
 
-    def walk(capture: Capture, replay: Any, x: Tensor) -> Tensor:
-        walked.append(capture.model)
-        return real(capture, replay, x)
+    def in_sequence(capture: Capture, recording: Any) -> list[nn.Module] | None:
+        found = real(capture, recording)
+        if found is not None:
+            walked.append(capture.model)
+        return found
 
-    monkeypatch.setattr(Capture, "_walk", walk)
+    monkeypatch.setattr(Capture, "_in_sequence", in_sequence)
     plain, listened = twins(chain())
     seen: list[Tensor] = []
     listened[0].register_forward_hook(lambda m, args, h: seen.append(h))
@@ -136,9 +138,9 @@ def test_a_step_that_would_raise_the_loss_is_repeated_for_a_quarter_of_what_was_
         asked.append(real(*args))
         return math.inf if len(asked) <= risen else asked[-1]
 
-    real = ddpnopt.optimizer.total_loss
-    monkeypatch.setattr(ddpnopt.optimizer, "total_loss", loss)
-    monkeypatch.setattr(DDPNOpt, "_write_report", lambda *args: None)  # it asks, too
+    real = ddpnopt._step.total_loss
+    monkeypatch.setattr(ddpnopt._step, "total_loss", loss)
+    monkeypatch.setattr(ddpnopt._step.Step, "_write_report", lambda *args: None)  # it asks, too
     opt = DDPNOpt(model, lr=0.1, relax_samples=None, **options)
     step(model, opt)
     assert (opt.report.shortened, opt.report.undone) == (1, risen == 4)

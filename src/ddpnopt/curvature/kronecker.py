@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ddpnopt.curvature.base import Curvature, Identity, Seen, State, require
+from ddpnopt._checks import require
+from ddpnopt.curvature.base import Curvature, Seen, State
+from ddpnopt.curvature.diagonal import Identity
 from ddpnopt.errors import NonFiniteError
 from ddpnopt.linear.layer import Layer
 from ddpnopt.linear.metric import Metric
@@ -27,7 +29,7 @@ def factors(layer: Layer, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def _seen_factors(seen: Seen) -> tuple[Tensor, Tensor]:
     if seen.layer is None or seen.x is None or seen.v_h is None:
-        raise TypeError("Kronecker factors need a layer")  # open_loop sees to it that this does not happen
+        raise TypeError("Kronecker factors need a layer")  # cannot happen: `open_loop` is the identity
     mine = factors(seen.layer, seen.x, seen.v_h() * seen.scale)
     if seen.peers.alone:
         return mine
@@ -58,7 +60,7 @@ class KFAC(_Kronecker):
     """KFAC (Martens and Grosse 2015): running averages of A and G, factored Tikhonov damping.
 
     The inverse is (A + pi sqrt(damping) I)^-1 (x) (G + sqrt(damping) / pi I)^-1 with pi^2 the ratio of the factors'
-    mean eigenvalues. A and G are taken up and inverted every `refresh` steps, with weight 1 - min(1 - 1/k, decay) for
+    mean eigenvalues. A and G are updated and inverted every `refresh` steps, with weight 1 - min(1 - 1/k, decay) for
     the k-th.
     """
 
@@ -81,7 +83,7 @@ class KFAC(_Kronecker):
             if k > 1:
                 A, G = state["A"].lerp(A, 1 - keep), state["G"].lerp(G, 1 - keep)
             state["A"], state["G"] = A, G
-            # a factor that is zero (dead units, a solved batch) leaves pi free: let the damping stand alone
+            # a factor that is zero (dead units, a solved batch) leaves pi undefined: use the damping alone
             mean_A, mean_G = (f.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30) for f in (A, G))
             pi = (mean_A / mean_G).sqrt()
             damped = _damped(A, pi * self.damping**0.5), _damped(G, self.damping**0.5 / pi)
@@ -113,7 +115,7 @@ class EKFAC(_Kronecker):
         require(0 <= self.decay < 1, "decay", self.decay, "in [0, 1)")
 
     def watches(self, state: State) -> bool:
-        return True  # the size of the batch counts in every step
+        return True  # the batch size is needed in every step
 
     def observe(self, state: State, seen: Seen) -> Metric:
         assert seen.layer is not None
@@ -137,7 +139,7 @@ def _damped(factor: Tensor, damping: Tensor) -> Tensor:
 
 def _cholesky(damped: Tensor) -> Tensor:
     L, failed = torch.linalg.cholesky_ex(damped)
-    if failed.any():  # float32 has lost the small eigenvalues: once more with more digits
+    if failed.any():  # float32 has lost the small eigenvalues: repeat in float64
         L = torch.linalg.cholesky(damped.double()).to(damped.dtype)
     return L
 
@@ -149,7 +151,7 @@ def _whitening(damped: Tensor) -> Tensor:
 
 
 def _eigh(factor: Tensor) -> tuple[Tensor, Tensor]:
-    if not bool(factor.isfinite().all()):  # LAPACK would speak of a matrix that is ill-conditioned
-        raise NonFiniteError("A Kronecker factor is not finite: V_h has grown beyond bounds. Take a smaller lr.")
+    if not bool(factor.isfinite().all()):  # LAPACK would report an ill-conditioned matrix
+        raise NonFiniteError("A Kronecker factor is not finite: V_h has diverged. Use a smaller lr.")
     values, vectors = torch.linalg.eigh(factor)
     return values.clamp_min(0), vectors

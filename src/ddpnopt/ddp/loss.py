@@ -1,7 +1,7 @@
-"""Which loss the user has used, read off the outputs z and the gradient q = d(batch loss)/dz.
+"""Which loss the user has used, recognised from the outputs z and the gradient q = d(batch loss)/dz.
 
-An optimizer sees `loss.backward()` and `step()`, never the loss function. But the gradient at the outputs gives the
-common losses away, exactly: for cross-entropy softmax(z) - q/w is the target, for the squared error z - q/(2w). With
+An optimizer sees `loss.backward()` and `step()`, never the loss function. But the gradient at the outputs identifies
+the common losses exactly: for cross-entropy softmax(z) - q/w is the target, for the squared error z - q/(2w). With
 the targets known, each sample's loss is known, and so is the loss at any other outputs.
 """
 
@@ -23,10 +23,10 @@ class Loss:
     target: Tensor
     weight: Tensor | float  # broadcasts against the places
     dim: int = -1  # of the classes
-    label: Tensor | None = None  # (B,), where the target is one class a sample
+    label: Tensor | None = None  # (B,), where the target is one class per sample
 
-    def shares(self, z: Tensor) -> Tensor:
-        """What each sample contributes to the batch loss, above the least possible: (B,)."""
+    def per_sample(self, z: Tensor) -> Tensor:
+        """The contribution of each sample to the batch loss, above its minimum: (B,)."""
         if self.label is not None:
             return F.cross_entropy(z, self.label, reduction="none") * self.weight
         if self.kind == "cross_entropy":
@@ -40,10 +40,17 @@ class Loss:
 
 
 def total_loss(outputs: list[Tensor], found: list[tuple[Tensor, Loss]]) -> float:
-    """The batch loss at some outputs, above the least possible; infinite where it is not a number."""
+    """The batch loss at some outputs, above its minimum; infinite where it is not a number."""
     pairs = zip(outputs, found, strict=True)
-    total = sum(float(loss.shares(z.to(loss.target.dtype)).sum()) for z, (_, loss) in pairs)
+    total = sum(float(loss.per_sample(z.to(loss.target.dtype)).sum()) for z, (_, loss) in pairs)
     return total if math.isfinite(total) else math.inf
+
+
+def sqrt_curvature(losses: Tensor) -> Tensor:
+    """lambda_i of terminal="sqrt", Hessian_i = lambda_i q_i q_i', from the samples' losses: (B,)."""
+    # a sample without loss has no gradient either: any lambda gives the same, so zero
+    tiny = torch.finfo(losses.dtype).tiny
+    return torch.where(losses > tiny, 0.5 / losses.clamp_min(tiny), torch.zeros_like(losses))
 
 
 def recognise(z: Tensor, q: Tensor, mean: bool) -> Loss:
@@ -72,8 +79,8 @@ def _cross_entropy(z: Tensor, q: Tensor, dim: int, mean: bool) -> Loss | None:
     uniform = z.shape[dim] / z.numel() if mean else 1.0
     t = s - q / uniform
     label = t.argmax(dim, keepdim=True)
-    hard = _one_hot(label, t, dim)
-    if float(torch.linalg.vector_norm(t - hard, math.inf)) <= tolerance:  # the usual case, seen at a glance
+    hard = torch.zeros_like(t).scatter_(dim, label, 1.0)
+    if float(torch.linalg.vector_norm(t - hard, math.inf)) <= tolerance:  # the common case first
         return Loss("cross_entropy", hard, uniform, dim, label[:, 0] if z.dim() == 2 else None)
     size = q.abs().amax()
     if not bool((q.sum(dim).abs() <= tolerance * size * z.shape[dim]).all()):

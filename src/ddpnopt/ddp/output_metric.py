@@ -1,6 +1,6 @@
-"""f_u M^-1 f_u' of each sample and its relatives: what the full value function needs of layer and metric together.
+"""f_u M^-1 f_u' of each sample and related products, which the full value function needs of layer and metric together.
 
-Outputs are flat here, n_h = all of h behind the batch, in memory order.
+Outputs are flat here, n_h = all dimensions of h after the batch, in memory order.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ddpnopt.linear.layer import Layer, per_sample_dot
+from ddpnopt.ddp.stage import per_sample_dot
+from ddpnopt.linear.layer import Layer
 from ddpnopt.linear.metric import Metric
 
 
 def output_metric(layer: Layer, x: Tensor, metric: Metric) -> Tensor:
-    """N = g_u M^-1 g_u' of each sample: a multiple (B, 1) of I or a diagonal (B, n_h) where that is all.
+    """N = g_u M^-1 g_u' of each sample: a multiple (B, 1) of I or a diagonal (B, n_h) where it has that form.
 
     Else it is (B, n_h, n_h).
     """

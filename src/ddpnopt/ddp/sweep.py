@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
-from ddpnopt.curvature.base import Curvature, Identity, Seen, State
-from ddpnopt.ddp.value.base import Direction, Displacement, Policy, Problem, ValueFunction, inner
-from ddpnopt.linear.layer import Layer, Parts
-from ddpnopt.linear.metric import Metric
+from ddpnopt.curvature.base import Curvature, Seen, State
+from ddpnopt.curvature.diagonal import Identity
+from ddpnopt.ddp.stage import Direction, Displacement, Policy, Stage
+from ddpnopt.ddp.value.base import ValueFunction
+from ddpnopt.linear.layer import Layer, Parts, inner, norm
+from ddpnopt.linear.metric import IDENTITY, Metric
 from ddpnopt.report import LayerReport
 
 Replay = Callable[[Callable[[int, Tensor], None], Callable[[int, Tensor], None] | None], list[Tensor]]
 """Runs the forward pass again, calling control(t, x^) before and observe(t, h^) after each stage; the outputs."""
 
-
-@dataclass(eq=False)
-class Stage:
-    """Stage t for the sweep: the problem, the state of its curvature and the weights to write to."""
-
-    problem: Problem
-    state: State
-    weights: list[Tensor]
-    momentum: float
-    backup: Callable[[], Parts]  # copies the weights away before they are changed
-
-
 Log = dict[str, LayerReport]
-"""What each layer did, by name, where the sweep was asked to measure it."""
+"""What each layer did, by name, with diagnostics."""
 
 Policies = list[tuple[Policy, Metric]]
 
@@ -39,21 +27,21 @@ Policies = list[tuple[Policy, Metric]]
 def backward_pass(stages: list[Stage], value: ValueFunction, curvature: Curvature, scale: float) -> Policies:
     """Lines 7 to 13 of Algorithm 3, the backward Bellman pass, from the terminal V in `value`."""
     policies: Policies = []
-    for t, stage in reversed(list(enumerate(stages))):
-        problem = stage.problem
-        seen = Seen(
-            partial(_whole_gradient, value, problem), problem.l_u, problem.layer, problem.x,
-            partial(value.v_h, problem), scale, problem.peers,
-        )  # fmt: skip
-        metric = curvature.observe(stage.state, seen)
-        policies.append((value.backward(problem, metric), metric))
-        if t and not problem.peers.alone:
-            value.prepare(stages[t - 1].problem)
+    for t in range(len(stages) - 1, -1, -1):
+        stage = stages[t]
+        metric = IDENTITY if isinstance(curvature, Identity) else _observe(stage, value, curvature, scale)
+        policies.append((value.backward(stage, metric), metric))
+        if t and not stage.peers.alone:
+            value.prepare(stages[t - 1])
     return policies[::-1]
 
 
-def _whole_gradient(value: ValueFunction, problem: Problem) -> Parts:
-    return problem.peers.sum(value.gradient(problem))
+def _observe(stage: Stage, value: ValueFunction, curvature: Curvature, scale: float) -> Metric:
+    seen = Seen(
+        lambda: stage.peers.sum(value.gradient(stage)), stage.l_u, stage.layer, stage.x,
+        partial(value.v_h, stage), scale, stage.peers,
+    )  # fmt: skip
+    return curvature.observe(stage.state, seen)
 
 
 def forward_pass(
@@ -66,66 +54,59 @@ def forward_pass(
 ) -> list[Tensor] | None:
     """Lines 14 to 18, the additional forward pass; the new outputs. Without `replay` k alone is applied.
 
-    With `displacement.once` what a stage has kept is let go as soon as it is behind.
+    With `displacement.once` each stage is freed as soon as it is done.
     """
-
-    def let_go(t: int) -> None:
-        policies[t] = (_used_up, policies[t][1])
-        stages[t].problem.let_go()
-
-    if replay is None:
-        for t, stage in enumerate(stages):
-            _control(stage, *policies[t], curvature, None, log)
-            if displacement.once:
-                let_go(t)
-        return None
-
+    # nothing to average or to precondition: d need not be materialised
+    plain = log is None and isinstance(curvature, Identity)
+    ledger = replay is not None and not displacement.chain
     x_hats: dict[int, Tensor] = {}
 
-    def control(t: int, x_hat: Tensor) -> None:
-        _control(stages[t], *policies[t], curvature, x_hat, log)
-        if not displacement.chain:
+    def control(t: int, x_hat: Tensor | None) -> None:
+        """Line 16: u* = u + du*(dx)."""
+        stage, (policy, metric) = stages[t], policies[t]
+        d = policy(x_hat)
+        stage.u, stage.changed = [w.clone() for w in stage.weights], True
+        if plain and not stage.momentum:
+            d.add_to(stage.weights, -stage.eta)
+        else:
+            _update(stage, d, policy, metric, curvature, log)
+        if ledger:
+            assert x_hat is not None
             x_hats[t] = x_hat
         elif displacement.once:
-            let_go(t)
+            policies[t] = (_freed, metric)
+            stage.free()
 
     def observe(t: int, h_hat: Tensor) -> None:
-        displacement.after(stages[t].problem, x_hats.pop(t), h_hat, stages[t].weights)
+        displacement.after(stages[t], x_hats.pop(t), h_hat)
         if displacement.once:
-            let_go(t)
+            policies[t] = (_freed, policies[t][1])
+            stages[t].free()
 
-    displacement.reset()
-    return replay(control, None if displacement.chain else observe)
+    if replay is not None:
+        return replay(control, observe if ledger else None)
+    for t in range(len(stages)):
+        control(t, None)
+    return None
 
 
-def _control(
-    stage: Stage, policy: Policy, metric: Metric, curvature: Curvature, x_hat: Tensor | None, log: Log | None
-) -> None:
-    """Line 16: u* = u + du*(dx)."""
-    problem = stage.problem
-    d = policy(x_hat)
-    problem.u = stage.backup()
-    if log is None and not stage.momentum and isinstance(curvature, Identity):
-        d.add_to(stage.weights, -problem.eta)  # nothing to average or to precondition: no need to write d out
-        return
-    if metric.T_A is not None:  # nothing is averaged in front of M^-1
-        step = _go(stage.weights, stage.state, d.solved(problem.layer, metric), problem.eta, stage.momentum)
+def _freed(x_hat: Tensor | None) -> Direction:
+    raise RuntimeError("this policy has been applied and freed")
+
+
+def _update(stage: Stage, d: Direction, policy: Policy, metric: Metric, curvature: Curvature, log: Log | None) -> None:
+    if metric.T_A is not None:  # nothing is averaged before M^-1
+        step = _descend(stage.weights, stage.state, d.solved(stage.layer, metric), stage.eta, stage.momentum)
     else:
-        step = descend(
-            stage.weights, stage.state, d.parts(), problem.eta, stage.momentum, curvature, metric, problem.layer
-        )
+        step = descend(stage.weights, stage.state, d.parts(), stage.eta, stage.momentum, curvature, metric, stage.layer)
     if log is not None:
         open_loop = policy(None).parts()
         feedback = [a - b for a, b in zip(d.parts(), open_loop, strict=True)]
-        log[problem.name] = LayerReport(
-            problem.eta * norm(metric.solve(problem.layer, open_loop)),
-            problem.eta * norm(metric.solve(problem.layer, feedback)),
-            problem.eta * norm(step),
+        log[stage.name] = LayerReport(
+            stage.eta * norm(metric.solve(stage.layer, open_loop)),
+            stage.eta * norm(metric.solve(stage.layer, feedback)),
+            stage.eta * norm(step),
         )
-
-
-def _used_up(x_hat: Tensor | None) -> Direction:
-    raise RuntimeError("this policy has been applied and let go")
 
 
 def descend(
@@ -139,10 +120,10 @@ def descend(
     layer: Layer | None,
 ) -> Parts:
     """u <- u - eta M^-1 d with the running averages of the base optimizer; returns the step behind -eta."""
-    return _go(weights, state, metric.solve(layer, curvature.direction(state, d)), eta, momentum)
+    return _descend(weights, state, metric.solve(layer, curvature.direction(state, d)), eta, momentum)
 
 
-def _go(weights: list[Tensor], state: State, step: Parts, eta: float, momentum: float) -> Parts:
+def _descend(weights: list[Tensor], state: State, step: Parts, eta: float, momentum: float) -> Parts:
     """u <- u - eta step, with momentum."""
     if momentum:
         old = state.get("momentum_buffer")
@@ -162,9 +143,5 @@ def predicted_change(stages: list[Stage], value: ValueFunction, policies: Polici
     total = 0.0
     for stage, (policy, metric) in zip(stages, policies, strict=True):
         Q_u = policy(None).parts()
-        total -= stage.problem.eta * float(inner(Q_u, metric.solve(stage.problem.layer, Q_u)))
+        total -= stage.eta * float(inner(Q_u, metric.solve(stage.layer, Q_u)))
     return total
-
-
-def norm(parts: Parts) -> float:
-    return float(torch.stack([p.square().sum() for p in parts]).sum().sqrt())

@@ -1,8 +1,8 @@
-"""The terminal curvature, line 6 of Algorithm 3: what stands for the Hessian of the batch loss at the outputs.
+"""The terminal curvature, line 6 of Algorithm 3: what is used as the Hessian of the batch loss at the outputs.
 
-Everything is in terms of shares of the batch loss Phi: q = dPhi/dz of each sample, as back-propagation delivers it.
+Phi_i is the contribution of sample i to the batch loss Phi, and q = dPhi/dz as back-propagation delivers it.
 
-| name            | Hessian of sample i's share                                        |
+| name            | Hessian of Phi_i                                                   |
 | --------------- | ------------------------------------------------------------------ |
 | "gn"            | q q' (the paper's form, per sample) or B q q' (the batch-coupled)  |
 | "sqrt"          | q q' / (2 Phi_i): the loss as half a square of sqrt(2 Phi_i)       |
@@ -29,15 +29,8 @@ TerminalOption = str | Callable[[Tensor], Tensor]
 FROM_GRADIENT = ("sqrt", "gn")  # rank one, along the gradient itself
 
 
-def sqrt_curvature(shares: Tensor) -> Tensor:
-    """lambda_i of "sqrt", Hessian_i = lambda_i q_i q_i': (B,)."""
-    # a sample without loss has no gradient either: any lambda does, so none
-    tiny = torch.finfo(shares.dtype).tiny
-    return torch.where(shares > tiny, 0.5 / shares.clamp_min(tiny), torch.zeros_like(shares))
-
-
 def hessian(option: TerminalOption, z: Tensor, mean: bool) -> Tensor:
-    """The full Hessian of each sample's share: (B, n, n)."""
+    """The Hessian of each sample's Phi_i: (B, n, n)."""
     B, n = z.shape[0], z[0].numel()
     w = 1.0 / B if mean else 1.0
     if option == "cross_entropy":
@@ -59,7 +52,7 @@ def hessian(option: TerminalOption, z: Tensor, mean: bool) -> Tensor:
 
 
 def factor(option: TerminalOption, z: Tensor, mean: bool) -> Tensor:
-    """Columns whose outer products add up to the Hessian of each sample's share: (R, B, n)."""
+    """Columns whose outer products add up to the Hessian of each sample's Phi_i: (R, B, n)."""
     B, n = z.shape[0], z[0].numel()
     w = 1.0 / B if mean else 1.0
     if option == "cross_entropy":

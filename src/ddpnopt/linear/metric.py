@@ -8,7 +8,7 @@ into the Kronecker eigenbasis and D scales there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +24,12 @@ class Metric:
     T_A: Tensor | None = None  # (g, J, J)
     T_G: Tensor | None = None  # (g, O, O)
     D: Parts | None = None  # like [W, b] without T_A and T_G, else [(g, O, J)]
-    inverse: tuple[Tensor, Tensor] | None = None  # T_A' T_A and T_G' T_G in their place, where `solve` is all there is
+    inverse: tuple[Tensor, Tensor] | None = None  # T_A' T_A and T_G' T_G instead, where only `solve` is needed
 
-    @property
-    def is_identity(self) -> bool:
-        return self.T_A is None and self.D is None and self.inverse is None
+    is_identity: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_identity", self.T_A is None and self.D is None and self.inverse is None)
 
     def diagonal(self, layer: Layer) -> Tensor | None:
         """D in the joint form (g, O, J)."""
@@ -37,7 +38,7 @@ class Metric:
         return layer.join(self.D)
 
     def solve(self, layer: Layer | None, u: Parts) -> Parts:
-        """M^-1 u. Without a layer (parameters updated in open loop) only the diagonal forms apply."""
+        """M^-1 u. Without a layer (parameters without feedback) only the diagonal forms apply."""
         if self.inverse is not None:
             assert layer is not None
             return layer.split(_between(self.inverse[1], layer.join(u), self.inverse[0]))
@@ -64,7 +65,7 @@ def _transform(T: Tensor, a: Tensor) -> Tensor:
 
 
 def _between(left: Tensor, joint: Tensor, right: Tensor) -> Tensor:
-    """Products of each group, (g, …); of one group as plain matrices, which takes a third of the time where small."""
+    """Products of each group, (g, …); of one group as plain matrices, three times faster for small ones."""
     return (left[0] @ joint[0] @ right[0])[None] if len(joint) == 1 else left @ joint @ right
 
 

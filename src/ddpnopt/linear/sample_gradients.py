@@ -1,6 +1,6 @@
-"""Gradients of each sample with respect to one layer's parameters, never formed where that can be avoided.
+"""Per-sample gradients with respect to one layer's parameters, never materialised where that can be avoided.
 
-For sample i it is the vector P_u[i] = g_u' p_i. Three questions are asked of them: their squared norms under a metric
+For sample i it is the vector P_u[i] = g_u' p_i. Three things are computed from them: their squared norms under a metric
 (s of Proposition 2), their Gram matrix (K_t of the batch-coupled form), and weighted sums (the update).
 """
 
@@ -12,15 +12,13 @@ from math import prod
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ddpnopt.linear.layer import Layer, Parts, scale_samples
 from ddpnopt.linear.metric import Metric
 
-SAMPLES = 512  # taken together in an update
 CHUNK = 2**24  # numbers held at once where a Gram matrix goes through explicit gradients
-WRITTEN = 5 * 2**18  # … that are not kept: small enough for the cache
+TEMPORARY = 5 * 2**18  # … that are not stored: small enough for the cache
 
 
 class Sums(Protocol):
@@ -33,7 +31,7 @@ class Sums(Protocol):
         """M^-1 P_u w."""
 
     def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
-        """u <- u + alpha P_u w, without writing the sum out where that can be avoided."""
+        """u <- u + alpha P_u w, without materialising the sum where that can be avoided."""
 
 
 class SampleGradients(Sums, Protocol):
@@ -46,81 +44,8 @@ class SampleGradients(Sums, Protocol):
         """K = P_u' M^-1 P_u: (B, B), or with other samples' gradients of the same form on the right: (B, B')."""
 
 
-class RankOne:
-    """A linear layer on (B, n) inputs: p_u = x~ (x) p, so everything factors into inputs and outputs."""
-
-    def __init__(self, layer: Layer, x: Tensor, p: Tensor) -> None:
-        self.layer, self.x, self.p = layer, x, p  # (B, J0), (B, O)
-        self._kept: tuple[Metric, Tensor, Tensor] | None = None
-
-    def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
-        if metric.is_identity:
-            outputs = torch.linalg.vecdot(self.p, self.p if p is None else p)
-            inputs = torch.linalg.vecdot(self.x, self.x)
-            return torch.addcmul(outputs, inputs, outputs) if self.layer.bias else inputs * outputs
-        x, left = self._rotated(metric)
-        right = left if p is None else metric.rows(p[:, None])[:, 0]
-        D = metric.diagonal(self.layer)
-        if D is None:
-            return x.square().sum(1) * torch.linalg.vecdot(left, right)
-        return torch.linalg.vecdot((left * right) @ D[0], x.square())
-
-    def gram(self, metric: Metric, other: RankOne | None = None) -> Tensor:
-        if metric.is_identity:
-            those = self if other is None else other
-            inputs, outputs = self.x @ those.x.T, self.p @ those.p.T
-            return torch.addcmul(outputs, inputs, outputs) if self.layer.bias else inputs.mul_(outputs)
-        x, p = self._rotated(metric)
-        y, q = (x, p) if other is None else other._rotated(metric)
-        D = metric.diagonal(self.layer)
-        if D is None:
-            return (x @ y.T).mul_(p @ q.T)
-        # D does not factor: sqrt(D) p_u explicitly, some outputs at a time so that memory stays bounded
-        K = x.new_zeros(len(x), len(y))
-        rows = max(1, CHUNK // y.numel())
-        for some in range(0, p.shape[1], rows):
-            root = D[0, some : some + rows].sqrt()
-            block = (p[:, some : some + rows, None] * x[:, None] * root).flatten(1)
-            right = block if other is None else (q[:, some : some + rows, None] * y[:, None] * root).flatten(1)
-            K.addmm_(block, right.T)
-        return K
-
-    def _rotated(self, metric: Metric) -> tuple[Tensor, Tensor]:
-        """T_A x~ and T_G p of each sample: (B, J), (B, O)."""
-        if self._kept is None or self._kept[0] is not metric:
-            x = F.pad(self.x, (0, 1), value=1.0) if self.layer.bias else self.x
-            self._kept = metric, metric.columns(x[:, None])[:, 0], metric.rows(self.p[:, None])[:, 0]
-        return self._kept[1:]
-
-    def combine(self, w: Tensor) -> Parts:
-        return self.layer.grad(self.x, scale_samples(w, self.p))
-
-    def solved(self, w: Tensor, metric: Metric) -> Parts:
-        (_, O, J), B = self.layer.joint_shape, len(w)
-        T_A, T_G = metric.T_A, metric.T_G
-        if T_A is None or T_G is None or B * (J * J + O * O) > O * J * (O + J):
-            return metric.solve(self.layer, self.combine(w))
-        # few samples beside the width: M^-1 on the factors of the gradients, not on their sum
-        x, p = self._rotated(metric)
-        p = scale_samples(w, p)
-        D = metric.diagonal(self.layer)
-        joint = (p @ T_G[0]).T @ (x @ T_A[0]) if D is None else T_G[0].T @ (p.T @ x * D[0]) @ T_A[0]
-        return self.layer.split(joint[None])
-
-    def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
-        w = w.to(self.p.dtype)
-        if self.layer.bias:
-            u[1].addmv_(self.p.T, w, alpha=alpha)
-        # some samples at a time: the weighted gradients need not all stand beside the others
-        pieces = [(w, self.p, self.x)]
-        if len(w) > SAMPLES:
-            pieces = list(zip(w.split(SAMPLES), self.p.split(SAMPLES), self.x.split(SAMPLES), strict=True))
-        for w_some, p, x in pieces:
-            u[0].addmm_((w_some[:, None] * p).T, x, alpha=alpha)
-
-
-class _WrittenOut(ABC):
-    """Forms whose sum is written out before it is added."""
+class _Materialised(ABC):
+    """Forms whose sum is materialised before it is added."""
 
     layer: Layer
 
@@ -135,8 +60,8 @@ class _WrittenOut(ABC):
             weight.add_(part, alpha=alpha)
 
 
-class Explicit(_WrittenOut):
-    """Gradients written out, (B, parameters): convolutions, and token models with small layers."""
+class Explicit(_Materialised):
+    """Explicit gradients, (B, parameters): convolutions, and token models with small layers."""
 
     def __init__(self, layer: Layer, x: Tensor, p: Tensor) -> None:
         self.layer, self.x = layer, x
@@ -145,7 +70,7 @@ class Explicit(_WrittenOut):
 
     @classmethod
     def of(cls, layer: Layer, like: Explicit, flat: Tensor) -> Explicit:
-        """Gradients that somebody else has written out, (B, parameters)."""
+        """From the explicit gradients of another process, (B, parameters)."""
         made = cls.__new__(cls)
         made.layer, made.x = layer, like.x
         sizes = [like.weight[0].numel()] + ([] if like.bias is None else [like.bias[0].numel()])
@@ -191,16 +116,16 @@ class Explicit(_WrittenOut):
         return [weight] if self.bias is None else [weight, w @ self.bias.flatten(1)]
 
 
-class ByPlaces(_WrittenOut):
+class ByPlaces(_Materialised):
     """Few places and large weights (tokens): inner products through the places, sums through one gradient."""
 
-    written = False  # whether the gradients are written out for inner products whatever the metric
+    explicit = False  # whether inner products use explicit gradients for every metric
 
     def __init__(self, layer: Layer, x: Tensor, p: Tensor) -> None:
         self.layer, self.x, self.p = layer, x, p
 
     def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
-        if self.written or metric.D is not None:
+        if self.explicit or metric.D is not None:
             return self._over_outputs(metric, p, lambda part, m, q: part.dots(m, q))
         X = metric.columns(self.layer.augmented(self.x))
         left = metric.rows(self.layer.rows(self.p))
@@ -209,7 +134,7 @@ class ByPlaces(_WrittenOut):
         return places.sum((1, 2, 3))
 
     def gram(self, metric: Metric, other: ByPlaces | None = None) -> Tensor:
-        if self.written or metric.D is not None:
+        if self.explicit or metric.D is not None:
             if other is not None:
                 return Explicit(self.layer, self.x, self.p).gram(metric, Explicit(other.layer, other.x, other.p))
             return self._over_outputs(metric, None, lambda part, m, _: part.gram(m))
@@ -229,12 +154,12 @@ class ByPlaces(_WrittenOut):
     def _over_outputs(
         self, metric: Metric, p: Tensor | None, ask: Callable[[Explicit, Metric, Tensor | None], Tensor]
     ) -> Tensor:
-        """Inner products of gradients written out, for some outputs at a time where a metric keeps them apart."""
-        O, pieces = self.layer.weight_shape[0], -(-len(self.x) * prod(self.layer.weight_shape) // WRITTEN)
+        """Inner products of explicit gradients, for a few outputs at a time where the metric does not mix outputs."""
+        O, pieces = self.layer.weight_shape[0], -(-len(self.x) * prod(self.layer.weight_shape) // TEMPORARY)
         if self.layer.groups > 1 or metric.T_A is not None or pieces <= 1:
             return ask(Explicit(self.layer, self.x, self.p), metric, p)
         total: Tensor | None = None
-        rows = -(-O // pieces)  # alike: what comes before the products is done for each piece
+        rows = -(-O // pieces)  # of equal size: the work before the products is repeated for each piece
         for i in range(0, O, rows):
             some = i, min(rows, O - i)
             layer, own = self.layer.narrow(self.p, *some)
@@ -253,23 +178,16 @@ class ByPlaces(_WrittenOut):
 
 
 class Recomputed(ByPlaces):
-    """Written out for inner products, and let go at once; the sum is formed anew through one gradient."""
+    """Explicit for inner products and freed at once; the sum is computed again, through one gradient."""
 
-    written = True
+    explicit = True
 
 
-def sample_gradients(
-    layer: Layer, x: Tensor, p: Tensor, *, others: int = 1, recompute: bool | None = None
-) -> SampleGradients:
-    """The cheapest form of P_u for inputs x and output gradients p; `others`: how many each is multiplied with.
-
-    `recompute` asks for a form that keeps nothing beside x and p, by default where the gradients would take more.
-    """
-    if x.dim() == 2:
-        return RankOne(layer, x, p)
+def over_places(layer: Layer, x: Tensor, p: Tensor, others: int, recompute: bool | None) -> SampleGradients:
+    """The cheapest form where the weights act at several places (pixels, tokens) of each sample."""
     P = layer.rows(p).shape[1]
     _, O, J = layer.joint_shape
-    # multiplications for each sample: through the places, or through weights that are written out
+    # multiplications per sample: through the places, or through explicit weight gradients
     if others * P * P * (J + O) < O * J * (P + others):
         return ByPlaces(layer, x, p)
     if recompute is None:

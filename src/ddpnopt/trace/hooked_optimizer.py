@@ -1,4 +1,4 @@
-"""What every optimizer with hooks on a model shares in the user's training loop."""
+"""The part of the training loop that all optimizers with hooks on a model have in common."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from ddpnopt.trace.hooks import Capture
-from ddpnopt.trace.rescaling import scaler_factor
+from ddpnopt.trace.rescaling import scale, scaler_factor
 
 
 class HookedOptimizer(torch.optim.Optimizer):
     """An optimizer that steps from what its capture has recorded."""
 
     _capture: Capture
-    _step_supports_amp_scaling = True  # a GradScaler leaves it to step() to take the loss scale off
+    _step_supports_amp_scaling = True  # a GradScaler leaves it to step() to remove the loss scale
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -26,7 +26,7 @@ class HookedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
-        self._capture.forget()
+        self._capture.arrivals.recordings.clear()
 
     @overload  # type: ignore[override]
     def step(self, closure: None = None) -> None: ...
@@ -37,34 +37,37 @@ class HookedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float | Tensor] | None = None) -> float | Tensor | None:
         """Take one step from the last forward and backward pass, or from the closure's, called once."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else self._evaluate(closure)
         try:
-            factor = scaler_factor(self, weight_grads=not self._capture.skip_weight_grads)
-            if factor is None:
-                self._overflowed()
-            else:
-                self._unscale(factor)
+            if not hasattr(self, "found_inf") or self._unscaled():
                 self._step()
         finally:
-            self._capture.forget()
+            self._capture.arrivals.recordings.clear()
         return loss
 
-    def _unscale(self, factor: float) -> None:
-        """Take the loss scale off whatever has arrived."""
-        if factor == 1.0:
-            return
-        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if grads:
-            torch._foreach_mul_(grads, factor)
-        self._capture.scale(factor)
+    @staticmethod
+    def _evaluate(closure: Callable[[], float | Tensor]) -> float | Tensor:
+        with torch.enable_grad():
+            return closure()
+
+    def _unscaled(self) -> bool:
+        """Remove the scale of a GradScaler from all gradients; False after an overflow, when no step is taken."""
+        factor = scaler_factor(self, weight_grads=not self._capture.skip_weight_grads)
+        if factor is None:
+            self._overflowed()
+            return False
+        if factor != 1.0:
+            grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+            if grads:
+                torch._foreach_mul_(grads, factor)
+            for recording in self._capture.arrivals.recordings:
+                scale(recording, factor)
+        return True
 
     def _overflowed(self) -> None:
-        """A GradScaler has found that the scaled gradients have overflown: no step."""
+        """A GradScaler has found an overflow in the scaled gradients: no step is taken."""
         return
 
     @abstractmethod
     def _step(self) -> None:
-        """One step; what it cannot finish it leaves as it was."""
+        """One step; if it fails, weights and state stay as they were."""

@@ -1,6 +1,6 @@
-"""Several runs of one piece of code that take turns: a thread each, of which one alone is ever awake.
+"""Several calls that take turns, each in a thread of its own, of which only one runs at a time.
 
-A forward pass cannot be left and taken up again in the middle, a thread can. Nothing here runs at the same time.
+A forward pass cannot be suspended in the middle, but a thread can. Nothing here runs concurrently.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Result = TypeVar("Result")
 
 
 class _Closed(BaseException):
-    """Unwinds a run that is not to go on."""
+    """Unwinds a run that is not to continue."""
 
 
 class Turn(Generic[Gate, Result]):
-    """A call that pauses where it says so: `resume` runs it to its next `pause`, or to its end."""
+    """A call that can pause itself: `resume` runs it to its next `pause`, or to its end."""
 
     def __init__(self, call: Callable[[Turn[Gate, Result]], Result]) -> None:
         self._call = call
@@ -45,7 +45,7 @@ class Turn(Generic[Gate, Result]):
         self._sleep.release()
 
     def pause(self, gate: Gate) -> None:
-        """Called inside the run: stand at this gate until the next `resume`."""
+        """Called inside the run: wait at this gate until the next `resume`."""
         self._gate = gate
         self._sleep.release()
         self._wake.acquire()
@@ -53,7 +53,7 @@ class Turn(Generic[Gate, Result]):
             raise _Closed
 
     def resume(self) -> Gate | None:
-        """Called outside: the gate that the run has come to, None at its end; its errors are raised here."""
+        """Called outside: the gate that the run has reached, None at its end; its errors are raised here."""
         if self._thread.ident is None:
             self._thread.start()
         self._gate = None
@@ -65,7 +65,7 @@ class Turn(Generic[Gate, Result]):
         return self._gate
 
     def close(self) -> None:
-        """End the run where it stands."""
+        """End the run where it is."""
         if self.done or self._thread.ident is None:
             return
         self._closed = True

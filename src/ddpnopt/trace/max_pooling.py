@@ -1,7 +1,7 @@
-"""Max pooling for a forward pass through which nobody will go back.
+"""Max pooling for a forward pass without a backward pass.
 
-torch's own kernel for images on the CPU also finds where each maximum was, one number at a time: up to ten times as
-slow as the plain maximum of shifted views, which gives the same numbers.
+torch's kernel for images on the CPU also finds the position of each maximum, which makes it up to ten times slower than
+the maximum of shifted views, with the same result.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def _pooled(
 ) -> Tensor | None:
     size, pad, gap = _pair(kernel_size), _pair(padding), _pair(dilation)
     step = _pair(stride) if stride not in (None, [], ()) else size
-    rows_of_pixels = input.is_contiguous() and input.device.type == "cpu"  # with channels last torch's own is fast
+    rows_of_pixels = input.is_contiguous() and input.device.type == "cpu"  # with channels last torch's kernel is fast
     usual = pad == (0, 0) and gap == (1, 1) and min(size) > 0 and min(step) > 0 and not (ceil_mode or return_indices)
     if not (rows_of_pixels and usual and input.dim() in (3, 4)) or max(size) > 3:
         return None
     if input.numel() == 0 or any(n < k for n, k in zip(input.shape[-2:], size, strict=True)):
-        return None  # torch has the words for it
+        return None  # torch raises the error
     return _along(_along(input, -2, size[0], step[0]), -1, size[1], step[1])
 
 

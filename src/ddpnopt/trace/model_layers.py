@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from ddpnopt.errors import ModelError, OptionError
-from ddpnopt.linear.layer import Conv, Layer, Linear
+from ddpnopt.linear.convolution import Conv
+from ddpnopt.linear.layer import Layer
+from ddpnopt.linear.linear import Linear
 
 _CONVOLUTIONS: dict[Any, int] = {nn.Conv1d.forward: 1, nn.Conv2d.forward: 2, nn.Conv3d.forward: 3}
 
@@ -45,7 +47,7 @@ def describe(module: nn.Module) -> Layer | None:
 
 
 @dataclass(eq=False)
-class Unit:
+class ModelLayer:
     """A supported layer of the model: what stays the same from step to step."""
 
     name: str
@@ -55,48 +57,52 @@ class Unit:
     def __post_init__(self) -> None:
         weight = self.module._parameters["weight"]
         assert weight is not None
-        self.weight = weight  # functional_call may put another in its place for a while
+        self.weight = weight  # functional_call may temporarily replace it in the module
+        self._bias = self._trained_bias()
+
+    def _trained_bias(self) -> nn.Parameter | None:
+        bias = self.module._parameters.get("bias")
+        return bias if bias is not None and bias.requires_grad else None
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        p = self.module._parameters
-        found = [p["weight"], p["bias"]] if self.layer.bias else [p["weight"]]
-        return [q for q in found if q is not None]
+        """Those that are trained: [weight] or [weight, bias]."""
+        return [self.weight] if self._bias is None else [self.weight, self._bias]
 
     def refresh(self) -> None:
-        """Take notice of a bias that has been frozen or set free."""
-        bias = self.module._parameters.get("bias")
-        if self.layer.bias != (bias is not None and bias.requires_grad):
+        """Follow a bias that has been frozen or unfrozen."""
+        bias = self._trained_bias()
+        if bias is not self._bias:
             layer = describe(self.module)
             assert layer is not None
-            self.layer = layer
+            self.layer, self._bias = layer, bias
 
 
-def find_units(model: nn.Module, mine: set[nn.Parameter], exclude: frozenset[str]) -> list[Unit]:
-    """The layers that get feedback: supported, not excluded, and the only user of weights that are ours to train."""
+def find_layers(model: nn.Module, mine: set[nn.Parameter], exclude: frozenset[str]) -> list[ModelLayer]:
+    """The layers that get feedback: supported, not excluded, and the only user of weights that are to be trained."""
     modules = dict(model.named_modules())
     unknown = exclude - modules.keys()
     if unknown:
         raise OptionError(f"exclude: the model has no module {', '.join(sorted(unknown))}.")
     uses = Counter(p for m in modules.values() for p in m._parameters.values() if p is not None)
-    units = []
+    layers = []
     for name, module in modules.items():
         excluded = any(name == e or name.startswith(f"{e}.") for e in exclude)
         layer = None if excluded else describe(module)
         if layer is not None:
-            unit = Unit(name or type(module).__name__, module, layer)
-            if all(p in mine and uses[p] == 1 for p in unit.parameters):
-                units.append(unit)
-    if not units:
+            found = ModelLayer(name or type(module).__name__, module, layer)
+            if all(p in mine and uses[p] == 1 for p in found.parameters):
+                layers.append(found)
+    if not layers:
         raise ModelError(
             "The model has no layer that DDPNOpt can control: it needs at least one nn.Linear or nn.Conv1d/2d/3d with "
             "a trainable weight of its own (not shared, not parametrised, not excluded)."
         )
-    return units
+    return layers
 
 
 def check_devices(model: nn.Module) -> None:
-    """Complain about a model whose parts lie on different devices."""
+    """Raise an error for a model on several devices."""
     first: tuple[str, torch.device] | None = None
     for name, p in model.named_parameters():
         first = first or (name, p.device)

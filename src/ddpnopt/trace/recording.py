@@ -11,42 +11,37 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ddpnopt.ddp.loss import Loss
-from ddpnopt.errors import ModelError
-from ddpnopt.linear.layer import Conv, Layer
-from ddpnopt.trace.model_layers import Unit
+from ddpnopt.errors import ModelError, StepError
+from ddpnopt.linear.convolution import Conv
+from ddpnopt.trace.model_layers import ModelLayer
 
 
 @dataclass(eq=False)
-class Stage:
-    """One layer at work in one forward pass: time step t of the dynamics."""
+class LayerRecord:
+    """One layer in one forward and backward pass: time step t of the dynamics."""
 
-    unit: Unit
+    model_layer: ModelLayer
     x: Tensor  # input, (B, …)
     x_version: int  # of x when the layer ran
-    skipped: bool = False  # whether autograd leaves out the gradients of the layer's parameters
+    skipped: bool = False  # whether autograd skips the gradients of the layer's parameters
     h_shape: tuple[int, ...] = ()
     recomputed: bool = False  # whether it ran under activation checkpointing
-    moves: bool = False  # whether x depends on the layers before; a constant input has no slope
+    moves: bool = False  # whether x depends on the layers before
     p_h: Tensor | None = None  # gradient of the batch loss at the output
-    p_x: Tensor | None = None  # … at the input through this layer alone; None where x is constant or nobody wants it
-    p_h_dot_h: Tensor | None = None  # <p_h, h> of each sample, for the ledger; None if h was overwritten
-    extra: list[Tensor] | None = None  # gradient of what the loss has on the weights beside the layer's output
-    arrivals: int = 0  # gradients that have come to p_h
+    p_x: Tensor | None = None  # … at the input through this layer alone; None where x is constant or it is not recorded
+    p_h_dot_h: Tensor | None = None  # <p_h, h> per sample, for the ledger of `Displacement`; None if h was overwritten
+    extra: list[Tensor] | None = None  # gradient of a penalty on the weights, which does not come through the output
+    arrivals: int = 0  # gradients that have arrived at p_h
     _h: Tensor | None = None
     _version: int = 0
 
-    def let_go(self) -> None:
-        """Forget the tensors of the size of the activations: somebody else has them now."""
+    def __post_init__(self) -> None:
+        self.name, self.layer = self.model_layer.name, self.model_layer.layer
+        self.parameters = self.model_layer.parameters
+
+    def free(self) -> None:
+        """Drop the tensors of the size of the activations, which the step has taken over."""
         self.x, self.p_h, self.p_x = self.x.new_empty(0), None, None
-
-    @property
-    def name(self) -> str:
-        return self.unit.name
-
-    @property
-    def layer(self) -> Layer:
-        return self.unit.layer
 
 
 @dataclass(eq=False)
@@ -59,111 +54,122 @@ class Recording:
     device: torch.device
     rng: tuple[Tensor, Tensor | None]
     autocast: tuple[bool, torch.dtype, str]
-    stages: list[Stage] = field(default_factory=list)
+    arrivals: Arrivals
+    layers: list[LayerRecord] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     outputs: list[Tensor] = field(default_factory=list)
     q: list[Tensor | None] = field(default_factory=list)  # gradients at the outputs
-    batch_size: int = 0
     floating_outputs: int = 0  # how many there are, with or without gradient
     positions: list[int] = field(default_factory=list)  # of those outputs among all floating ones
-    losses: list[tuple[Tensor, Loss]] | None = None  # recognised at the outputs, once somebody has asked
-    shares: Tensor | None = None  # of each sample in the loss, likewise
     backwards: int = 0  # how many backward passes have come through
-    arrived: list[Recording] = field(default_factory=list)  # shared: all recordings that a gradient has come to
     parts: list[Recording] = field(default_factory=list)  # the micro-batches that this one was joined from
-
-    def used_outputs(self) -> list[int]:
-        """Which of `outputs` the loss was computed from: those with a gradient and the batch in dimension 0."""
-        B = self.batch_size
-        pairs = zip(self.outputs, self.q, strict=True)
-        return [k for k, (z, q) in enumerate(pairs) if q is not None and z.dim() > 0 and z.shape[0] == B]
+    # known after `finish`
+    batch_size: int = 0
+    used_outputs: list[int] = field(default_factory=list)  # with a gradient and the batch in dimension 0
+    signature: tuple[Any, ...] = ()  # equal for recordings with the same graph, as far as hooks can tell
 
     def used(self, outputs: list[Tensor]) -> list[Tensor]:
-        """The same outputs among those of a replay."""
-        return [outputs[self.positions[k]] for k in self.used_outputs()]
+        """The outputs that the loss was computed from, among those of a replay."""
+        return [outputs[self.positions[k]] for k in self.used_outputs]
 
     def __post_init__(self) -> None:
         self._inputs = [(t, t._version) for t in leaves((self.args, self.kwargs)) if isinstance(t, Tensor)]
 
+    def finish(self) -> None:
+        """Called before a step: what follows from all layers and outputs together."""
+        layers = self.layers
+        if layers and layers[0].x.dim():
+            self.batch_size = layers[0].x.shape[0]
+        pairs = enumerate(zip(self.outputs, self.q, strict=True))
+        self.used_outputs = [
+            k for k, (z, q) in pairs if q is not None and z.dim() > 0 and z.shape[0] == self.batch_size
+        ]
+        self.signature = tuple((r.name, r.x.dim(), r.moves) for r in layers), tuple(q is not None for q in self.q)
+
     def check(self) -> None:
-        """Complain about what a step cannot be taken from."""
-        if self.stages and self.stages[0].x.dim():
-            self.batch_size = self.stages[0].x.shape[0]
-        for stage in self.stages:
-            if stage.x._version != stage.x_version:
+        """Raise an error if no step can be taken from this recording."""
+        if not self.training:
+            raise StepError(
+                "The model was in eval mode in the forward pass: call model.train() before training steps. (Single "
+                "modules, such as frozen batch norms, may stay in eval mode.)"
+            )
+        first = self.layers[0] if self.layers else None
+        for record in self.layers:
+            assert first is not None
+            x, layer = record.x, record.layer
+            if x._version != record.x_version:
                 raise ModelError(
-                    f"The input of layer '{stage.name}' was changed in place after the layer had read it: DDPNOpt "
-                    "needs it for the update. Work out of place there."
+                    f"The input of layer '{record.name}' was changed in place after the layer had read it, but DDPNOpt "
+                    "needs it for the update. Use an out-of-place operation there."
                 )
-            dims = stage.x.dim()
-            if dims != len(stage.layer.weight_shape) if isinstance(stage.layer, Conv) else dims < 2:
+            if x.dim() != len(layer.weight_shape) if isinstance(layer, Conv) else x.dim() < 2:
                 raise ModelError(
-                    f"Layer '{stage.name}' ran on an input of shape {tuple(stage.x.shape)}, without a batch dimension: "
-                    "keep samples in dimension 0, also a single one."
+                    f"Layer '{record.name}' ran on an input of shape {tuple(x.shape)}, without a batch dimension: "
+                    "keep samples in dimension 0, even a single one."
                 )
-            first = self.stages[0]
-            if {stage.x.shape[0], stage.h_shape[0]} != {first.x.shape[0]}:
+            if not x.shape[0] == record.h_shape[0] == first.x.shape[0]:
                 raise ModelError(
-                    f"Layer '{stage.name}' ran on an input of shape {tuple(stage.x.shape)}, but layer '{first.name}' "
+                    f"Layer '{record.name}' ran on an input of shape {tuple(x.shape)}, but layer '{first.name}' "
                     f"on {tuple(first.x.shape)}: the first dimension must be the same batch everywhere. Keep samples "
                     "in dimension 0 (tokens or pixels in later ones)."
                 )
-        if any(t._version != version for t, version in self._inputs):
-            raise ModelError(
-                "An input of the model was changed in place between forward pass and step(): DDPNOpt runs the forward "
-                "pass again. Pass a copy, or change it after step()."
+        for tensor, version in self._inputs:
+            if tensor._version != version:
+                raise ModelError(
+                    "An input of the model was changed in place between the forward pass and step(), but DDPNOpt runs "
+                    "the forward pass again. Pass a copy, or change it after step()."
+                )
+
+
+class Arrivals:
+    """The recordings that gradients have arrived at since the last step, one entry per backward pass."""
+
+    def __init__(self) -> None:
+        self.recordings: list[Recording] = []
+        self.seen_forward = False
+
+    def take(self) -> Recording:
+        """The recording of the only backward pass since the last step."""
+        if len(self.recordings) > 1:
+            raise StepError(
+                f"step() after {len(self.recordings)} backward passes: this optimizer takes one per step. Put the "
+                "samples into one batch (or add the losses) and call backward() once, or step() after each; "
+                "zero_grad() drops what has arrived so far."
             )
+        return self.take_all()[0]
 
-    @property
-    def signature(self) -> tuple[Any, ...]:
-        """What must be equal for two recordings to have the same graph, as far as hooks can tell."""
-        stages = tuple((s.name, s.x.dim(), s.moves) for s in self.stages)
-        return stages, tuple(q is not None for q in self.q)
-
-
-@dataclass(eq=False)
-class Probe:
-    """A replay cut open at each layer: inputs[t] as functions of leaves[t-1], output of leaves[T-1]."""
-
-    inputs: list[Tensor]
-    leaves: list[Tensor]
-    outputs: list[Tensor]
-
-    def sources(self, tensor: Tensor) -> set[int]:
-        """The stages that a tensor depends on."""
-        index = {id(leaf): t for t, leaf in enumerate(self.leaves)}
-        found: set[int] = set()
-        seen: set[Any] = set()
-        todo = [tensor.grad_fn]
-        while todo:
-            node = todo.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            leaf = index.get(id(getattr(node, "variable", None)))
-            if leaf is not None:
-                found.add(leaf)
-            todo.extend(n for n, _ in node.next_functions)
+    def take_all(self) -> list[Recording]:
+        """The recordings of all passes since the last step: the micro-batches of one batch."""
+        found = list(self.recordings)
+        if not found:
+            raise StepError(
+                "step() without a backward pass since the last step: run a forward pass, model(inputs), and call "
+                "loss.backward() first."
+                if self.seen_forward
+                else "step() found no forward pass of the model. Call model(inputs) with gradients enabled, then "
+                "loss.backward(), before step(); layers called outside model(...) are not seen."
+            )
+        if len({id(recording) for recording in found}) < len(found):
+            raise StepError(
+                f"step() after {len(found)} backward passes of which two went through one forward pass: add the losses "
+                "and call backward() once, or run the forward pass again for the second; zero_grad() drops what has "
+                "arrived so far."
+            )
+        for recording in found:
+            recording.layers = [r for r in recording.layers if r.p_h is not None]
+            recording.check()
+            recording.finish()
         return found
 
-    def off_chain(self, recording: Recording) -> int | None:
-        """The first stage (T for an output) that does not depend on just the stage before it; None in a chain."""
-        T = len(self.inputs)
-        used = [o for o, q in zip(self.outputs, recording.q, strict=True) if q is not None]
-        for t, x in enumerate([*self.inputs, *used]):
-            if self.sources(x) != ({min(t, T) - 1} if t else set()):
-                return min(t, T)
-        return None
 
-
-def when_gradient_comes(tensor: Tensor, call: Callable[[Tensor], None]) -> None:
-    """Call with the gradient of a tensor that is no leaf: `register_hook`, for half the time."""
+def on_gradient(tensor: Tensor, call: Callable[[Tensor], None]) -> None:
+    """Call with the gradient of a tensor that is not a leaf: `register_hook` in half the time."""
     node = tensor.grad_fn
     assert node is not None
-    node.register_prehook(partial(_handed_on, call, tensor.output_nr))
+    node.register_prehook(partial(_pass_gradient, call, tensor.output_nr))
 
 
-def _handed_on(call: Callable[[Tensor], None], index: int, grads: tuple[Tensor | None, ...]) -> None:
+def _pass_gradient(call: Callable[[Tensor], None], index: int, grads: tuple[Tensor | None, ...]) -> None:
     grad = grads[index]
     if grad is not None:
         call(grad.detach())
@@ -173,26 +179,26 @@ def arrived_at_output(recording: Recording, index: int, grad: Tensor) -> None:
     recording.q[index] = grad
 
 
-def arrived_at_input(stage: Stage, grad: Tensor) -> None:
-    stage.p_x = grad
+def arrived_at_input(record: LayerRecord, grad: Tensor) -> None:
+    record.p_x = grad
 
 
-def arrived_at_stage(recording: Recording, stage: Stage, grad: Tensor) -> None:
-    stage.arrivals += 1
-    if stage.arrivals > recording.backwards:
-        recording.backwards = stage.arrivals
-        recording.arrived.append(recording)
-    p_h = grad if grad.shape == stage.h_shape else grad.reshape(stage.h_shape)
-    if stage._h is not None:
-        if stage._h._version == stage._version and p_h.dim() > 1:
+def arrived_at_layer(recording: Recording, record: LayerRecord, grad: Tensor) -> None:
+    record.arrivals += 1
+    if record.arrivals > recording.backwards:
+        recording.backwards = record.arrivals
+        recording.arrivals.recordings.append(recording)
+    p_h = grad if grad.shape == record.h_shape else grad.reshape(record.h_shape)
+    if record._h is not None:
+        if record._h._version == record._version and p_h.dim() > 1:
             wide = torch.promote_types(p_h.dtype, torch.float32)  # a scaled loss would overflow half precision
-            stage.p_h_dot_h = torch.linalg.vecdot(p_h.flatten(1).to(wide), stage._h.flatten(1).to(wide))
-        stage._h = None
-    stage.p_h = p_h
+            record.p_h_dot_h = torch.linalg.vecdot(p_h.flatten(1).to(wide), record._h.flatten(1).to(wide))
+        record._h = None
+    record.p_h = p_h
 
 
 def leaves(tree: Any) -> list[Any]:
-    """What a nest of tuples, lists and dicts holds; plain ones at a fraction of torch's time."""
+    """The leaves of nested tuples, lists and dicts; faster than torch for plain ones."""
     if isinstance(tree, Tensor):
         return [tree]
     if type(tree) in (tuple, list):
@@ -202,15 +208,3 @@ def leaves(tree: Any) -> list[Any]:
 
 def is_floating(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def rng_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Of the CPU and of the device that the model is on."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-
-def set_rng_state(state: tuple[Tensor, Tensor | None], device: torch.device) -> None:
-    cpu, cuda = state
-    torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state(cuda, device)

@@ -1,4 +1,4 @@
-"""The same forward pass once more: same inputs, random numbers and autocast state, buffers put back afterwards."""
+"""Replays of a recorded forward pass: same inputs, random numbers and autocast state; buffers are restored."""
 
 from __future__ import annotations
 
@@ -11,43 +11,60 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from ddpnopt.trace.max_pooling import PlainMaxPooling
-from ddpnopt.trace.model_layers import Unit
-from ddpnopt.trace.recording import Probe, Recording, rng_state, set_rng_state
-from ddpnopt.trace.visitors import Cut, Replay, Tape
+from ddpnopt.trace.model_layers import ModelLayer
+from ddpnopt.trace.recording import Recording
+from ddpnopt.trace.visitors import Cut, Probe, Tape, Visitor
+
+AtLayer = Callable[[int, Tensor], None]
+"""Called with the index of a layer and its input or output."""
+
+
+def rng_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Of the CPU and of the device that the model is on."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def set_rng_state(state: tuple[Tensor, Tensor | None], device: torch.device) -> None:
+    cpu, cuda = state
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state(cuda, device)
 
 
 class Playback:
-    """A model and its layers, to run recorded passes again with a say at each layer."""
+    """A model and its layers, to replay recorded passes with a callback at each layer."""
 
-    replays = 0  # of all models: while one replays, captures of the others look away
+    replays = 0  # of all models: while one replays, captures of the others record nothing
 
-    def __init__(self, model: nn.Module, units: list[Unit], caught: set[Unit]) -> None:
-        self.model, self.units = model, units
-        self.caught = caught  # layers that slopes at the input are wanted of
-        self._replay: Replay | None = None
-        self._images = any(len(unit.layer.weight_shape) == 4 for unit in units)  # whether there may be pooling
-        self._by_module = {unit.module: unit for unit in units}
+    def __init__(self, model: nn.Module, layers: list[ModelLayer], input_gradients: set[ModelLayer]) -> None:
+        self.model, self.layers = model, layers
+        self.input_gradients = input_gradients  # layers whose gradient at the input, p_x, is recorded
+        self._visitor: Visitor | None = None
+        self._images = any(len(each.layer.weight_shape) == 4 for each in layers)  # whether there may be pooling
+        self._modules = {each.module for each in layers}
         self._with_buffers = [m for m in model.modules() if m._buffers]
 
     @contextmanager
-    def _replaying(self, recording: Recording, replay: Replay) -> Iterator[None]:
+    def _conditions_of(self, recording: Recording, visitor: Visitor | None) -> Iterator[None]:
+        """Autocast and random numbers as in the recorded pass; hooks call the visitor instead of recording."""
         enabled, dtype, kind = recording.autocast
         autocast: Any = torch.autocast(kind, dtype=dtype) if enabled else nullcontext()
-        mine = rng_state(recording.device)
-        self._replay = replay
+        buffers: Any = self.buffers_kept() if self._with_buffers else nullcontext()
+        current = rng_state(recording.device)
+        self._visitor = visitor
         Playback.replays += 1
         try:
-            with self.buffers_kept(), autocast:
+            with buffers, autocast:
                 set_rng_state(recording.rng, recording.device)
                 yield
         finally:
-            set_rng_state(mine, recording.device)
-            self._replay = None
+            set_rng_state(current, recording.device)
+            self._visitor = None
             Playback.replays -= 1
 
     @contextmanager
     def buffers_kept(self) -> Iterator[None]:
-        """What the forward pass does to the model's buffers is undone at the end."""
+        """Undo what the forward pass does to the model's buffers."""
         buffers = [
             (m, name, b, b.clone()) for m in self._with_buffers for name, b in m._buffers.items() if b is not None
         ]
@@ -57,89 +74,97 @@ class Playback:
             with torch.no_grad():
                 for module, name, buffer, old in buffers:
                     buffer.copy_(old)
-                    module._buffers[name] = buffer  # a forward pass may have put another in its place
+                    module._buffers[name] = buffer  # a forward pass may have replaced it
 
     @contextmanager
-    def aside(self, device: torch.device) -> Iterator[None]:
-        """In the middle of a replay: let another one run, and find one's own random numbers again afterwards."""
-        mine, rng = self._replay, rng_state(device)
+    def suspended(self, device: torch.device) -> Iterator[None]:
+        """In the middle of a replay: let another one run, then continue with this one's random numbers."""
+        visitor, rng = self._visitor, rng_state(device)
         yield
-        self._replay = mine
+        self._visitor = visitor
         set_rng_state(rng, device)
 
-    def replay(
-        self,
-        recording: Recording,
-        control: Callable[[int, Tensor], None],
-        observe: Callable[[int, Tensor], None] | None = None,
-    ) -> list[Tensor]:
-        """Run the forward pass again: control(t, x) before stage t (it may change the weights), observe(t, h) after."""
-        replay = Replay(recording, control, observe)
+    def replay(self, recording: Recording, control: AtLayer, observe: AtLayer | None = None) -> list[Tensor]:
+        """Run the forward pass again: control(t, x) before layer t (it may change the weights), observe(t, h) after."""
+        modules = self._in_sequence(recording)
         pooling = PlainMaxPooling() if self._images else nullcontext()
-        with torch.no_grad(), self._replaying(recording, replay), pooling:
-            if self._straight(recording):
-                replay.outputs = [self._walk(replay, recording.args[0])]
-            else:
+        if modules is None:
+            visitor = Visitor(recording, control, observe)
+            with torch.no_grad(), self._conditions_of(recording, visitor), pooling:
                 self.model(*recording.args, **recording.kwargs)
-        replay.check(recording)
-        return replay.outputs
-
-    def _straight(self, recording: Recording) -> bool:
-        """Whether the model is one module behind the other and nobody else listens: no need to go through hooks."""
-        model = self.model
-        return (
-            type(model) is nn.Sequential
-            and "forward" not in vars(model)
-            and model._compiled_call_impl is None
-            and not _has_any_global_hook()
-            and len(recording.args) == 1
-            and not recording.kwargs
-            and isinstance(recording.args[0], Tensor)
-            and all(len(m._forward_hooks) == len(m._forward_pre_hooks) == 1 for m in (model, *self._by_module))
-        )
-
-    def _walk(self, replay: Replay, x: Tensor) -> Tensor:
-        for module in self.model.children():
-            unit = self._by_module.get(module)
-            if unit is None:
-                x = module(x)
-            else:
-                replay.before(unit, x)
+            visitor.check(recording)
+            return visitor.outputs
+        index = {record.model_layer.module: t for t, record in enumerate(recording.layers)}
+        x: Tensor = recording.args[0]
+        with torch.no_grad(), self._conditions_of(recording, None), pooling:
+            for module in modules:
+                t = index.get(module)
+                if t is None:
+                    x = module(x)
+                    continue
+                control(t, x)
                 x = module.forward(x)
-                replay.after(unit, x)
-        return x
+                if observe is not None:
+                    observe(t, x)
+        return [x]
 
-    def probe(self, recording: Recording) -> Probe:
-        """Run the forward pass again with a graph that is cut behind each stage."""
-        replay = Cut(recording)
-        with torch.enable_grad(), self._replaying(recording, replay):
+    def _in_sequence(self, recording: Recording) -> list[nn.Module] | None:
+        """The modules of a plain `nn.Sequential`, which can run one after the other without hooks; None for any other.
+
+        Layers without autocast and without hooks but ours are called directly, everything else as usual.
+        """
+        args, model = recording.args, self.model
+        if type(model) is not nn.Sequential or len(args) != 1 or recording.kwargs or not isinstance(args[0], Tensor):
+            return None
+        if recording.autocast[0] or _has_any_global_hook():
+            return None
+        todo: list[nn.Module] = [model]
+        found: list[nn.Module] = []
+        while todo:
+            module = todo.pop()
+            if type(module) is nn.Sequential and module not in self._modules:
+                hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
+                ours = 2 if module is model else 0
+                if hooks != ours or "forward" in vars(module) or module._compiled_call_impl is not None:
+                    return None
+                todo.extend(reversed(module._modules.values()))
+            elif module in self._modules and not len(module._forward_hooks) == len(module._forward_pre_hooks) == 1:
+                return None
+            else:
+                found.append(module)
+        return found if self._modules.issubset(found) else None
+
+    def probes(self, recording: Recording) -> list[Probe]:
+        """The forward pass again with a graph that is cut behind each layer, for each micro-batch."""
+        visitor = Cut(recording)
+        with torch.enable_grad(), self._conditions_of(recording, visitor):
             self.model(*recording.args, **recording.kwargs)
-        replay.check(recording)
-        outputs = [o for o in replay.outputs if o.requires_grad]
-        return Probe(replay.inputs, replay.leaves, outputs)
+        visitor.check(recording)
+        outputs = [o for o in visitor.outputs if o.requires_grad]
+        return [Probe(visitor.inputs, visitor.leaves, outputs)]
 
     @contextmanager
     def _taped(self, recording: Recording) -> Iterator[Tape]:
-        """The forward pass with a graph: to go back through it before the buffers are put back, which norms look at."""
+        """The forward pass with a graph; the backward pass must come before the buffers, which norms use, are reset."""
         tape = Tape(recording)
-        with torch.enable_grad(), self._replaying(recording, tape):
+        with torch.enable_grad(), self._conditions_of(recording, tape):
             self.model(*recording.args, **recording.kwargs)
             tape.check(recording)
             yield tape
 
     def retrace(self, recording: Recording) -> None:
-        """States and slopes of a recording once more, which have been let go: forth, and back from its outputs."""
+        """Compute the freed states and gradients of a recording again: forward, and backward from its outputs."""
         with self._taped(recording) as tape:
             used = [(z, q) for z, q in zip(tape.at(recording.positions), recording.q, strict=True) if q is not None]
             p_h, p_x = tape.back([z for z, _ in used], [q for _, q in used])
-        for stage, x, at_output, at_input in zip(recording.stages, tape.inputs, p_h, p_x, strict=True):
-            stage.x, stage.p_h, stage.p_h_dot_h = x.detach(), at_output, None
-            stage.p_x = at_input if stage.unit in self.caught else None
+        for record, x, at_output, at_input in zip(recording.layers, tape.inputs, p_h, p_x, strict=True):
+            record.x, record.p_h, record.p_h_dot_h = x.detach(), at_output, None
+            record.p_x = at_input if record.model_layer in self.input_gradients else None
 
     def pull_back(
         self, recording: Recording, index: int, columns: Tensor
     ) -> tuple[list[list[Tensor]], list[list[Tensor | None]]]:
-        """Back-propagate cotangents (R, B, …) of one output: p_h and p_x of each stage, for each of the R."""
+        """Back-propagate cotangents (R, B, …) of one output: p_h and p_x of each layer, for each of the R."""
         with self._taped(recording) as tape:
             output = tape.at(recording.positions)[index]
             last = len(columns) - 1

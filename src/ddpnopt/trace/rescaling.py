@@ -1,7 +1,7 @@
-"""A loss that was scaled: by a `GradScaler`, or by clipping between backward pass and step.
+"""Recorded gradients on the scale of the loss that the step is to reduce.
 
-The scaler and `clip_grad_norm_` change `.grad`, but a step is made of what the hooks have captured: whatever factor has
-been put on the one must be put on the other.
+A `GradScaler` and `clip_grad_norm_` change `.grad` between the backward pass and the step, but the step uses the
+gradients recorded by the hooks: a factor applied to the former must be applied to the latter.
 """
 
 from __future__ import annotations
@@ -13,27 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddpnopt.ddp.sweep import norm
-from ddpnopt.ddp.value.base import inner
 from ddpnopt.errors import StepError
-from ddpnopt.trace.recording import Recording, Stage, when_gradient_comes
+from ddpnopt.linear.layer import Parts, inner, norm
+from ddpnopt.trace.recording import LayerRecord, Recording, on_gradient
 
-Average = Callable[[list[Tensor]], list[Tensor]]
-"""What has been done to `.grad` since it was computed here: `DistributedDataParallel` averages it over processes."""
+Average = Callable[[Parts], Parts]
+"""How `.grad` was averaged over processes, by `DistributedDataParallel`, since it was computed here."""
 
 
 def scaler_factor(optimizer: Any, *, weight_grads: bool) -> float | None:
-    """What takes the loss scale off, 1 without a scaler; None if the scaler has found an overflow.
+    """The factor that removes the loss scale, 1 without a scaler; None if the scaler has found an overflow.
 
-    `GradScaler.step` hands both over as attributes, `grad_scale` and `found_inf`, for the time of `optimizer.step`.
+    `GradScaler.step` sets the attributes `grad_scale` and `found_inf` for the duration of `optimizer.step`.
     """
     found_inf = getattr(optimizer, "found_inf", None)
     if found_inf is None:
         return 1.0
     if not isinstance(found_inf, Tensor):  # a sum over no gradients
         raise StepError(
-            "GradScaler found no .grad to look for overflows in: run the forward pass under torch.autocast, or build "
-            "the optimizer with weight_grads=True, or do without a scaler (bfloat16 and float32 need none)."
+            "GradScaler found no .grad to check for overflow: run the forward pass under torch.autocast, or create "
+            "the optimizer with weight_grads=True, or use no scaler (bfloat16 and float32 need none)."
         )
     if bool(found_inf):
         return None
@@ -42,74 +41,100 @@ def scaler_factor(optimizer: Any, *, weight_grads: bool) -> float | None:
         return 1.0 / float(scale)
     if not weight_grads:
         raise StepError(
-            "scaler.unscale_() has changed .grad only, which this optimizer fills with the gradients of the layers if "
-            "built with weight_grads=True: do so where gradients are unscaled or clipped before scaler.step()."
+            "scaler.unscale_() changes .grad only, and this optimizer fills it for all layers only with "
+            "weight_grads=True: set it where gradients are unscaled or clipped before scaler.step()."
         )
-    return 1.0  # on .grad already; `followed` finds it there
+    return 1.0  # already removed from .grad; `follow` finds the factor there
 
 
-def mark_overflow(stage: Stage, grad: Tensor) -> None:
+def mark_overflow(record: LayerRecord, grad: Tensor) -> None:
     """Leave in `.grad`, where a GradScaler looks, a zero or (after an overflow) a NaN, on the smallest parameter."""
-    p = min(stage.unit.parameters, key=lambda p: p.numel())
+    p = min(record.parameters, key=lambda p: p.numel())
     mark = (grad.sum(dtype=torch.float32) * 0).to(p.dtype)
     with torch.no_grad():
         p.grad = torch.zeros_like(p) + mark if p.grad is None else p.grad + mark
 
 
-def watch_overflow(stage: Stage, h: Tensor) -> None:
-    when_gradient_comes(h, partial(mark_overflow, stage))
+def watch_overflow(record: LayerRecord, h: Tensor) -> None:
+    on_gradient(h, partial(mark_overflow, record))
 
 
 def scale(recording: Recording, factor: float) -> None:
-    """The slopes of `factor` times the loss."""
+    """Replace the recorded gradients by those of `factor` times the loss."""
     for part in recording.parts or [recording]:
         part.q = [None if q is None else q.to(_wide(q)) * factor for q in part.q]
     if recording.parts:
         recording.q = [None if q is None else q.to(_wide(q)) * factor for q in recording.q]
-    for stage in recording.stages:
-        dtype = stage.unit.parameters[0].dtype  # a half-precision slope may be too small without its scale
-        stage.p_h = None if stage.p_h is None else stage.p_h.to(dtype) * factor
-        stage.p_x = None if stage.p_x is None else stage.p_x.to(dtype) * factor
-        stage.p_h_dot_h = None if stage.p_h_dot_h is None else stage.p_h_dot_h * factor
+    for record in recording.layers:
+        dtype = record.parameters[0].dtype  # a half-precision gradient may underflow without its scale
+        record.p_h = None if record.p_h is None else record.p_h.to(dtype) * factor
+        record.p_x = None if record.p_x is None else record.p_x.to(dtype) * factor
+        record.p_h_dot_h = None if record.p_h_dot_h is None else record.p_h_dot_h * factor
 
 
 def _wide(q: Tensor) -> torch.dtype:
     return torch.float32 if q.dtype.itemsize < 4 else q.dtype
 
 
-def own_gradient(stage: Stage) -> list[Tensor]:
-    """The part of `.grad` that has come through the layer's output."""
-    assert stage.p_h is not None
-    dtype = stage.unit.parameters[0].dtype
-    return stage.layer.grad(stage.x.to(dtype), stage.p_h.to(dtype))
+def own_gradient(record: LayerRecord) -> Parts:
+    """The part of `.grad` that came through the layer's output."""
+    assert record.p_h is not None
+    dtype = record.parameters[0].dtype
+    return record.layer.grad(record.x.to(dtype), record.p_h.to(dtype))
 
 
-def rounding(stage: Stage) -> float:
+def rounding(record: LayerRecord) -> float:
     """How far autograd's gradient and ours may differ, relative to their size."""
-    dtype = stage.unit.parameters[0].dtype
-    narrow = stage.p_h.dtype if stage.p_h is not None else dtype
+    dtype = record.parameters[0].dtype
+    narrow = record.p_h.dtype if record.p_h is not None else dtype
     return 1e3 * torch.finfo(dtype).eps if narrow == dtype else 4 * torch.finfo(narrow).eps
 
 
-def followed(recording: Recording, average: Average) -> float | None:
-    """The one factor between `.grad` and the captured slopes of all layers; None if there is no such factor."""
+def _factor_of_grads(recording: Recording, average: Average) -> float | None:
+    """The one factor between `.grad` and the recorded gradients of all layers; None if there is no such factor."""
     factors = []
-    for stage in recording.stages:
-        grads = [p.grad for p in stage.unit.parameters]
+    for record in recording.layers:
+        grads = [p.grad for p in record.parameters]
         if any(g is None for g in grads):
             return None
-        given, own = [g for g in grads if g is not None], average(own_gradient(stage))
+        given, own = [g for g in grads if g is not None], average(own_gradient(record))
         size = norm(own)
         if size == 0:
             continue
         factor = float(inner(given, own)) / size**2
         apart = norm([g - factor * o for g, o in zip(given, own, strict=True)])
-        if apart > rounding(stage) * abs(factor) * size:
+        if apart > rounding(record) * abs(factor) * size:
             return None
-        factors.append((factor, rounding(stage)))
+        factors.append((factor, rounding(record)))
     if not factors:
         return 1.0
     first, tolerance = factors[0]
     if abs(first - 1) <= tolerance:
-        first = 1.0  # nothing was done to .grad
+        first = 1.0  # .grad is unchanged
     return first if all(abs(factor - first) <= some * abs(first) for factor, some in factors) else None
+
+
+def follow(recording: Recording, average: Average, *, unscaled: bool) -> None:
+    """Where `.grad` was unscaled or clipped since the backward pass, scale the recorded gradients alike."""
+    factor = _factor_of_grads(recording, average)
+    if factor is not None and factor != 1.0:
+        scale(recording, factor)
+    elif factor is None and unscaled:
+        raise StepError(
+            "scaler.unscale_() was called, but .grad is no longer a multiple of the gradients of the layers, so the "
+            "loss scale is unknown: clip by the norm of all gradients (clip_grad_norm_), and set weight_decay instead "
+            "of a penalty in the loss."
+        )
+
+
+def penalty(record: LayerRecord, average: Average = list) -> Parts | None:
+    """The gradient that a penalty on the weights, or another use of them, adds to `.grad`: part of l_u."""
+    parameters = record.parameters
+    if all(p.grad is None for p in parameters):
+        return None
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    if record.skipped:  # autograd has not computed the layer's own part, so all of it is something else
+        return grads if norm(grads) > 0 else None
+    own = average(own_gradient(record))
+    other = [g - o for g, o in zip(grads, own, strict=True)]
+    return other if norm(other) > rounding(record) * norm(own) else None

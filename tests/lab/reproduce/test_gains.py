@@ -7,11 +7,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from ddpnopt import DDPNOpt
+from ddpnopt._value import ValueForm
 from ddpnopt.lab.paper.gains import feedback_gains
-from ddpnopt.method import Method
 
 ETA = 0.3
-METHOD = Method("full", "cross_entropy", order=1, vxx_reg=0.0, guard=False, mean=True)
+METHOD = ValueForm("full", "cross_entropy", order=1, vxx_reg=0.0, guard=False, mean=True)
 
 
 def small() -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:

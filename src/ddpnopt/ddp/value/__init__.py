@@ -1,21 +1,10 @@
 """The value functions: what form V has, and its recursion backward through the layers."""
 
-from ddpnopt.ddp.value.base import Direction, Displacement, Policy, Problem, ValueFunction
+from ddpnopt.ddp.value.base import ValueFunction
 from ddpnopt.ddp.value.batch import Batch
 from ddpnopt.ddp.value.blocks import Blocks
 from ddpnopt.ddp.value.factored import Factored
 from ddpnopt.ddp.value.full import Full
 from ddpnopt.ddp.value.outer import Outer
 
-__all__ = [
-    "Batch",
-    "Blocks",
-    "Direction",
-    "Displacement",
-    "Factored",
-    "Full",
-    "Outer",
-    "Policy",
-    "Problem",
-    "ValueFunction",
-]
+__all__ = ["Batch", "Blocks", "Factored", "Full", "Outer", "ValueFunction"]

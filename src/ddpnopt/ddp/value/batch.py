@@ -1,6 +1,6 @@
 """Batch-coupled DDP: the samples share the weights, so the state is the joint one of the whole batch.
 
-With P_t the back-propagated columns (one or more a sample) every value Hessian keeps the form P_t L_t P_t', and with
+With P_t the back-propagated columns (one or more per sample) every value Hessian keeps the form P_t L_t P_t', and with
 the true Gauss-Newton term kept, Q_uu = M / eta + P_u L P_u', Woodbury turns eq. 5 into algebra on small matrices,
 
     K_t = P_u' M^-1 P_u      R_t = (I + eta L_{t+1} K_t)^-1      L_t = R_t L_{t+1}      v_t = R_t v_{t+1}
@@ -11,44 +11,45 @@ The products telescope: with S_t the sum of eta K over the stages t, t+1, … an
     R_t (v_{t+1} + L_{t+1} c_t) = (I + L S_t)^-1 (v_T + L c_t)
 
 so each stage needs one symmetric positive definite solve, I + L^1/2 S_t L^1/2, whose eigenvalues are at least 1, and
-nothing is ever multiplied up along the layers. A stage cost l_u enters as c_t - sum_{s >= t} eta P_u' M^-1 l_u.
+no products accumulate along the layers. A stage cost l_u enters as c_t - sum_{s >= t} eta P_u' M^-1 l_u.
 
-The stages do not wait for each other, either: where nobody asks for v_t on the way, the matrices of a small batch are
-factorised all together. All of it is done in the precision of the layers, as K itself is: damping keeps the smallest
-eigenvalue far above the rounding of the largest.
+The stages are independent, too: where v_t is not needed on the way, the matrices of a small batch are factorised all
+together. Everything is computed in the precision of the layers, as K itself is: damping keeps the smallest eigenvalue
+far above the rounding error of the largest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ddpnopt._distributed import ALONE, Peers
-from ddpnopt.ddp.value.base import Direction, Displacement, Policy, Problem
+from ddpnopt.ddp.stage import Direction, Displacement, Policy, Stage, per_sample_dot
 from ddpnopt.ddp.value.coupling import Coupling
 from ddpnopt.ddp.value.damping import damped
-from ddpnopt.linear.layer import Parts, per_sample_dot, scale_samples
+from ddpnopt.linear.layer import Parts, scale_samples
 from ddpnopt.linear.metric import Metric
-from ddpnopt.linear.sample_gradients import SampleGradients
+from ddpnopt.linear.sample_gradients import Explicit, SampleGradients
 
 Solver = Callable[[Tensor | None], Tensor]
 """From c_t, None for zero, to the weights of the columns."""
 
-TOGETHER = 64  # columns up to which stages are factorised together: beyond, a call costs little beside its work
+TOGETHER = 64  # columns up to which stages are factorised together: for larger ones the cost of a call is negligible
 
 
 @dataclass(eq=False)
 class _System:
-    """I + L^1/2 S_t L^1/2 of one stage, damped: its factor, or for a small batch what it is needed for."""
+    """I + L^1/2 S_t L^1/2 of one stage, damped: its factor, or for a small batch the solutions themselves."""
 
-    S: Tensor | None  # let go when it is factorised
+    S: Tensor | None  # freed when it is factorised
     state: dict[str, Any]  # of the damping
     m: Tensor | None
-    target: Tensor | None = None  # v_T / L^1/2, for the columns with curvature, less what those without do to them
+    target: Tensor | None = None  # v_T / L^1/2, for the columns with curvature, less the effect of those without
     cholesky: Tensor | None = None
     open_loop: Tensor | None = None  # (I + L S)^-1 v_T
     gain: Tensor | None = None  # (I + L S)^-1 L
@@ -72,66 +73,77 @@ class Batch:
             both = peers.gather(torch.stack([L, v], 1), columns)
             L, v = both[:, 0].contiguous(), both[:, 1].contiguous()
         self.columns = columns  # R; the first is the gradient
-        self.dof = dof  # degrees of freedom that a step may use, for each sample
+        self.dof = dof  # degrees of freedom that a step may use, per sample
         self.L = L  # (N,), N = R B columns
         self.root = L.sqrt()
         # v_T / L^1/2 where L > 0; a column without curvature keeps its weight v_T at all stages
         self.target = torch.where(L > 0, v / self.root, 0.0)
-        # with one column a sample, along its gradient, those without curvature have no gradient either
+        # with one column per sample, along its gradient, those without curvature have no gradient either
         self.kept = torch.where(L > 0, 0.0, v) if columns > 1 else None
         self.displacement = displacement
-        self.S: Tensor | None = None  # zero behind the last stage
+        self.S: Tensor | None = None  # zero after the last stage
         self.m: Tensor | None = None  # sum of eta P_u' M^-1 l_u over the stages so far, where there is any
         self._v: Tensor | None = v
         self._system: _System | None = None  # of the stage that v is at
         self.peers = peers
-        self._coupling: Coupling | None = None  # of the stage that comes next, under way
+        self._coupling: Coupling | None = None  # of the next stage, in progress
         self._waiting: list[_System] = []  # to be factorised
         self._roots: Tensor | None = None  # L^1/2 L^1/2', (N, N)
 
     @property
     def v(self) -> Tensor:
-        """v_t, solved for only if somebody asks."""
+        """v_t, solved for on demand."""
         if self._v is None:
             assert self._system is not None
             self._v = self._weights(self._system, None)
         return self._v
 
-    def v_h(self, stage: Problem) -> Tensor:
-        parts = [scale_samples(v, p) for v, p in zip(self._mine(self.v).chunk(len(stage.p_h)), stage.p_h, strict=True)]
+    def v_h(self, stage: Stage) -> Tensor:
+        parts = [
+            scale_samples(v, p) for v, p in zip(self._own_rows(self.v).chunk(len(stage.p_h)), stage.p_h, strict=True)
+        ]
         return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
-    def gradient(self, stage: Problem) -> Parts:
-        if self.columns == 1:  # through what the Gram matrix needs anyway
-            return stage.gradients(coupled=True).combine(self._mine(self.v))
+    def gradient(self, stage: Stage) -> Parts:
+        if self.columns == 1:  # from what the Gram matrix needs anyway
+            return stage.gradients(coupled=True).combine(self._own_rows(self.v))
         return stage.layer.grad(stage.x, self.v_h(stage))
 
-    def _mine(self, w: Tensor) -> Tensor:
+    def _own_rows(self, w: Tensor) -> Tensor:
         return self.peers.mine(w, self.columns)
 
-    def prepare(self, stage: Problem) -> None:
+    def prepare(self, stage: Stage) -> None:
         self._coupling = Coupling(stage)
 
-    def backward(self, stage: Problem, metric: Metric) -> Policy:
+    def backward(self, stage: Stage, metric: Metric) -> Policy:
         gradients, solve = self.couple(stage, metric)
-        stage.let_go_of_slopes(self.displacement)
+        if isinstance(gradients, Explicit):
+            stage.free_output_gradients(self.displacement)
+        alone = self.peers.alone
 
         def policy(x_hat: Tensor | None) -> Direction:
             c = self.displacement.at(stage, x_hat)
             if c is not None:
-                c = self.peers.gather(c.to(self.L.dtype), self.columns)
-            return Direction(None, gradients, self._mine(solve(c)), stage.l_u, stage.peers)
+                c = c.to(self.L.dtype)
+                c = c if alone else self.peers.gather(c, self.columns)
+            w = solve(c)
+            return Direction(None, gradients, w if alone else self._own_rows(w), stage.l_u, stage.peers)
 
         return policy
 
-    def couple(self, stage: Problem, metric: Metric) -> tuple[SampleGradients, Solver]:
-        """Bring S to this stage; our samples' gradients, and the solver of their weights in the update."""
-        coupling, self._coupling = self._coupling or Coupling(stage), None
+    def couple(self, stage: Stage, metric: Metric) -> tuple[SampleGradients, Solver]:
+        """Add this stage to S; the gradients of our own samples, and the solver of their weights in the update."""
+        own = stage.gradients(coupled=True)
+        coupling = None if self.peers.alone else self._coupling or Coupling(stage)
+        self._coupling = None
         dots = None
         if stage.l_u is not None:
             h = stage.layer.apply(stage.x, metric.solve(stage.layer, stage.l_u))
             dots = torch.cat([per_sample_dot(p, h) for p in stage.p_h])
-        K, dots = coupling.gram(metric, dots)
+        if coupling is None:
+            K = own.gram(metric)
+        else:
+            K, dots = coupling.gram(metric, dots)
         K = K.to(self.L.dtype)
         S = self.S = K.mul_(stage.eta) if self.S is None else torch.add(self.S, K, alpha=stage.eta)
         if dots is not None:
@@ -142,10 +154,10 @@ class Batch:
         self._waiting.append(system)
         if len(S) > TOGETHER:
             self._factorise()
-        return coupling.own, lambda c: self._weights(system, c)
+        return own, partial(self._weights, system)
 
     def _factorise(self) -> None:
-        """All that is waiting, in one call."""
+        """All waiting systems, in one call."""
         waiting, self._waiting = self._waiting, []
         found = [system.S for system in waiting if system.S is not None]
         S = torch.stack(found) if len(found) > 1 else found[0][None]  # (T, N, N)
@@ -186,8 +198,8 @@ class Batch:
         return w if self.kept is None else w.add_(self.kept)
 
     @property
-    def guarded_share(self) -> float:
-        return 0.0  # nothing to clip: the gains are bounded for any eta
+    def guarded_fraction(self) -> float:
+        return 0.0  # nothing is clipped: the gains are bounded for any eta
 
     def predicted(self) -> float | None:
         assert self.S is not None

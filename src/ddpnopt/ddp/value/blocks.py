@@ -1,10 +1,10 @@
 """The batch-coupled form for a large batch, in blocks: its cost grows with B, not with B^2 or B^3.
 
-Samples are coupled within a block exactly. What the other blocks do is taken to be what this block does: with n blocks
+Samples are coupled within a block exactly. The other blocks are assumed to act like this one: with n blocks
 
     S w  ~  n S_bb w_b          so that          w_b = (I + n L S_bb)^-1 (v_T + L c)
 
-which is exact where the blocks are alike, and always the average of what each block would do if its loss were all.
+which is exact for identical blocks, and always the average of what each block would do if it were the whole batch.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ddpnopt.ddp.value.base import Direction, Displacement, Policy, Problem
+from ddpnopt.ddp.stage import Direction, Displacement, Policy, Stage
 from ddpnopt.ddp.value.batch import Batch
 from ddpnopt.linear.layer import Parts
 from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import SampleGradients
 
-LARGEST = 512  # samples in a block: up to here the algebra on B x B matrices is small beside the passes
+LARGEST = 512  # samples in a block: up to here the algebra on B x B matrices is cheap compared with the passes
 
 
 class Blocks:
-    """Joint value functions of the blocks of a batch, each of which stands for the whole."""
+    """Joint value functions of the blocks of a batch, each of which represents the whole."""
 
     def __init__(self, L: Tensor, v: Tensor, displacement: Displacement, columns: int = 1, dof: float = 1.0) -> None:
         self.columns, self.displacement = columns, displacement
@@ -38,8 +38,8 @@ class Blocks:
         """(R B, …) -> (R b, …) of each block."""
         return [part.flatten(0, 1) for part in a.unflatten(0, (self.columns, -1)).split(self.sizes, dim=1)]
 
-    def _stages(self, stage: Problem) -> list[Problem]:
-        """The stage as each block sees it; the stage cost counts once, so that each has its part."""
+    def _stages(self, stage: Stage) -> list[Stage]:
+        """The stage as each block sees it; the stage cost counts once, so each has a fraction of it."""
         n = len(self.sizes)
         l_u = None if stage.l_u is None else [part / n for part in stage.l_u]
         xs = stage.x.split(self.sizes)
@@ -48,16 +48,16 @@ class Blocks:
             replace(stage, x=x, p_h=list(p_h), p_x=[None] * len(p_h), l_u=l_u) for x, p_h in zip(xs, p_hs, strict=True)
         ]
 
-    def v_h(self, stage: Problem) -> Tensor:
+    def v_h(self, stage: Stage) -> Tensor:
         return torch.cat([block.v_h(own) for block, own in zip(self.blocks, self._stages(stage), strict=True)])
 
-    def gradient(self, stage: Problem) -> Parts:
+    def gradient(self, stage: Stage) -> Parts:
         return stage.layer.grad(stage.x, self.v_h(stage))
 
-    def prepare(self, stage: Problem) -> None:
+    def prepare(self, stage: Stage) -> None:
         return
 
-    def backward(self, stage: Problem, metric: Metric) -> Policy:
+    def backward(self, stage: Stage, metric: Metric) -> Policy:
         made = [block.couple(own, metric) for block, own in zip(self.blocks, self._stages(stage), strict=True)]
         gradients = Several([g for g, _ in made], [size * self.columns for size in self.sizes])
         solvers = [solve for _, solve in made]
@@ -72,7 +72,7 @@ class Blocks:
         return policy
 
     @property
-    def guarded_share(self) -> float:
+    def guarded_fraction(self) -> float:
         return 0.0
 
     def predicted(self) -> float | None:
@@ -80,7 +80,7 @@ class Blocks:
 
 
 class Several:
-    """The gradients of several groups of samples, one group behind the other."""
+    """The gradients of several groups of samples, concatenated."""
 
     def __init__(self, groups: list[SampleGradients], sizes: list[int]) -> None:
         self.groups, self.sizes = groups, sizes

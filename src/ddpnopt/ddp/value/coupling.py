@@ -1,7 +1,7 @@
-"""The Gram matrix of a batch that lies in several processes.
+"""The Gram matrix of a batch that is distributed over several processes.
 
-Each process brings together the gradients of all samples in the form that has fewer bytes, multiplies its own rows with
-them and shares the result: every process has all of K, to the last bit the same, and has computed a part of it.
+Each process gathers the gradients of all samples in the form with fewer bytes, multiplies its own rows with them and
+distributes the result: every process has all of K, bit for bit the same, and has computed a part of it.
 """
 
 from __future__ import annotations
@@ -9,33 +9,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ddpnopt.ddp.value.base import Problem
+from ddpnopt.ddp.stage import Stage
 from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import Explicit
 
 
 class Coupling:
-    """P_u of one stage; the exchange begins at once, so that it goes on while the stage behind is computed."""
+    """P_u of one stage; the exchange starts at once, to overlap with the computation of the stage after it."""
 
-    def __init__(self, stage: Problem) -> None:
+    def __init__(self, stage: Stage) -> None:
         self.stage, self.own = stage, stage.gradients(coupled=True)
-        if stage.peers.alone:
-            return
         R, peers = len(stage.p_h), stage.peers
         own = self.own
         factors = stage.x[0].numel() + sum(p[0].numel() for p in stage.p_h)
-        self._written = isinstance(own, Explicit) and R * own.weight[0].numel() < factors
-        if isinstance(own, Explicit) and self._written:
+        self._explicit = isinstance(own, Explicit) and R * own.weight[0].numel() < factors
+        if isinstance(own, Explicit) and self._explicit:
             parts = [own.weight] if own.bias is None else [own.weight, own.bias]
             self._later = peers.gather_later(torch.cat([p.flatten(1) for p in parts], 1), R)
         else:
             self._later = peers.gather_later(torch.cat([f.flatten(1) for f in (stage.x, *stage.p_h)], 1))
 
     def gram(self, metric: Metric, extra: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """K of all samples; with numbers of our own samples, those of all, too."""
+        """K of all samples; with `extra` numbers of our own samples, those of all, too."""
         stage = self.stage
-        if stage.peers.alone:
-            return self.own.gram(metric), extra
         rows = self._rows(metric)
         if extra is not None:
             rows = torch.cat([rows, extra[:, None].to(rows.dtype)], 1)  # one exchange for both
@@ -45,7 +41,7 @@ class Coupling:
     def _rows(self, metric: Metric) -> Tensor:
         layer, R = self.stage.layer, len(self.stage.p_h)
         arrived, own = self._later(), self.own
-        if isinstance(own, Explicit) and self._written:
+        if isinstance(own, Explicit) and self._explicit:
             return own.gram(metric, Explicit.of(layer, own, arrived))
         shapes = [f.shape[1:] for f in (self.stage.x, *self.stage.p_h)]
         pieces = arrived.split([shape.numel() for shape in shapes], 1)
@@ -53,6 +49,6 @@ class Coupling:
         x, p = torch.cat([x] * R) if R > 1 else x, torch.cat(p_h)
         if not isinstance(own, Explicit):
             return own.gram(metric, type(own)(layer, x, p))  # type: ignore[call-arg]
-        some = max(1, len(own.weight))  # written out no more at once than our own
+        some = max(1, len(own.weight))  # no more explicit gradients at once than our own
         blocks = [own.gram(metric, Explicit(layer, a, b)) for a, b in zip(x.split(some), p.split(some), strict=True)]
         return torch.cat(blocks, 1)

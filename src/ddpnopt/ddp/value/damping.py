@@ -1,13 +1,13 @@
-"""How much the algebra on B x B matrices is damped: by the learning rate, and by what a batch can tell.
+"""How much the algebra on B x B matrices is damped: by the learning rate, and by the information in a batch.
 
 A step solves (d I + A) y = r, A = L^1/2 S L^1/2, where d = 1 is what the learning rate asks for. Its effective degrees
 of freedom are those of a ridge regression on the batch,
 
     tr A (A + d I)^-1  =  N - d |C^-1|^2,        C C' = A + d I,        N the size of A
 
-With a large learning rate they come near B: every sample is fitted, noise and all, at the expense of those in other
-batches. So d is raised until they are at most `dof` for each of the B samples. Relative to the mean diagonal of A what
-is needed changes little from step to step: it is kept, and corrected by the ratio found / allowed.
+With a large learning rate they approach B: every sample is fitted, including its noise, at the expense of those in
+other batches. So d is raised until they are at most `dof` per sample. Relative to the mean diagonal of A the required d
+changes little from step to step: it is stored, and corrected by the ratio found / allowed.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 
 FLOOR = 0.03  # least damping, relative to the mean diagonal of A
-TOLERANCE = 1.25  # of the degrees of freedom; beyond it the step is damped again at once
+TOLERANCE = 1.25  # of the degrees of freedom; above it the step is damped again at once
 ATTEMPTS = 4
 EARLY, EVERY = 16, 4  # the degrees of freedom are counted in the first steps, and then in every fourth
 
 
 def damped(A: Tensor, samples: int, dof: float, states: list[dict[str, Any]]) -> Tensor:
-    """The Cholesky factors of A + d I with d at least 1, for the stages t of A: (T, N, N), which is used up.
+    """The Cholesky factors of A + d I with d at least 1, for the stages t of A: (T, N, N), which is overwritten.
 
-    The state of each keeps "damping", what d is to be over the mean diagonal of A, and "damped", how often it
-    was asked.
+    The state of each keeps "damping", d over the mean diagonal of A, and "damped", the number of calls.
     """
     means = A.diagonal(dim1=1, dim2=2).mean(1).tolist()
     d = [max(1.0, state.get("damping", FLOOR) * mean) for state, mean in zip(states, means, strict=True)]
@@ -55,7 +54,7 @@ def damped(A: Tensor, samples: int, dof: float, states: list[dict[str, Any]]) ->
 def _limited(
     A: Tensor, factor: Tensor, d: float, mean: float, used: float, samples: int, dof: float, state: dict[str, Any]
 ) -> Tensor:
-    """The factor of A, to which d I has been added, and more, until the degrees of freedom suffice."""
+    """The factor of A, to which d I has been added, and more, until the degrees of freedom are within their limit."""
     for attempt in range(ATTEMPTS):
         relative = state.get("damping", FLOOR)
         if used > dof or relative * mean >= 1:
@@ -70,7 +69,7 @@ def _limited(
 
 
 def _factorise(A: Tensor, d: float) -> tuple[Tensor, float]:
-    """The factor of A, to which d I has been added, and what it has become where that was not enough."""
+    """The factor of A, to which d I has been added, and the d that was finally needed."""
     for _ in range(8):
         factor, failed = torch.linalg.cholesky_ex(A)
         if not failed:

@@ -1,12 +1,12 @@
 """The full form with V_xx in factors: V_xx = Z' Z with one row of Z for each column of the terminal curvature.
 
-The same recursion as `full`, guard included, and the same numbers, but V_xx (B, n, n) is never written out: r rows a
+The same recursion as `full`, guard included, and the same numbers, but V_xx (B, n, n) is never formed: r rows per
 sample (the classes, for the cross-entropy) go back through the network. With the stage's Gauss-Newton term in Q_uu
 
     C = (I + V_hh N)^-1 V_hh = Z' (I + Z N Z')^-1 Z = Y' Y,      Y = L^-1 Z,  L L' = I + Z N Z'
 
-so that Z <- Y W, and the r x r matrix is all that is factorised. It is not for `vxx_reg` and the second-order terms,
-which add to V_xx in all directions.
+so that Z <- Y W, and only an r x r matrix is factorised. `vxx_reg` and the second-order terms add to V_xx in all
+directions and need the full form.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ddpnopt.ddp.output_metric import output_metric
 from ddpnopt.ddp.segment import Pullback
-from ddpnopt.ddp.value.base import Direction, Policy, Problem
+from ddpnopt.ddp.stage import Direction, Policy, Stage
 from ddpnopt.ddp.value.chain import OnChain
 from ddpnopt.linear.metric import Metric
 
@@ -31,13 +31,13 @@ class Factored(OnChain):
 
     @property
     def V_xx(self) -> Tensor:
-        """Written out, for whoever wants to look: (B, n, n)."""
+        """As a matrix, for inspection: (B, n, n)."""
         return self.Z.mT @ self.Z
 
     def _pull(self, segment: Pullback) -> tuple[Tensor, Tensor]:
         return segment.pull_rows(self.V_x, self.Z)
 
-    def backward(self, stage: Problem, metric: Metric) -> Policy:
+    def backward(self, stage: Stage, metric: Metric) -> Policy:
         V_h, Y = self._h()
         self._at_h = None
         shape = stage.p_h[0].shape
@@ -54,8 +54,8 @@ class Factored(OnChain):
 
         return policy
 
-    def _recurse(self, stage: Problem, metric: Metric, V_h: Tensor, Z: Tensor) -> Tensor:
-        """V_x and Z of the stage before; Y, of which the feedback is made."""
+    def _recurse(self, stage: Stage, metric: Metric, V_h: Tensor, Z: Tensor) -> Tensor:
+        """V_x and Z of the stage before; Y, which gives the feedback."""
         layer, x = stage.layer, stage.x
         N = stage.eta * output_metric(layer, x, metric)
         y = N * V_h if N.dim() == 2 else (N @ V_h[:, :, None])[:, :, 0]  # g_u (M/eta)^-1 Q_u
@@ -66,7 +66,7 @@ class Factored(OnChain):
         diagonal = A.diagonal(dim1=1, dim2=2)
         self._traces.append(diagonal.sum(1))
         diagonal.add_(1)
-        # I + a positive matrix: it fails only where something is not finite already, which is found out later
+        # I + a positive matrix: it fails only for numbers that are not finite, which is detected later
         Y = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(A).L, Z, upper=False)
         V = V_h - _gram(Y, y)
         B, r = Z.shape[:2]
@@ -77,9 +77,9 @@ class Factored(OnChain):
         return Y
 
     @property
-    def guarded_share(self) -> float:
-        shares = [(trace > 1).float().mean() for trace in self._traces]
-        return float(torch.stack(shares).mean()) if shares else 0.0
+    def guarded_fraction(self) -> float:
+        fractions = [(trace > 1).float().mean() for trace in self._traces]
+        return float(torch.stack(fractions).mean()) if fractions else 0.0
 
     def predicted(self) -> float | None:
         return None

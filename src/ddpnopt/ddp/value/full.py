@@ -8,7 +8,7 @@ ever formed:
     d(dx) = l_u + sum_i g_u' (V_h + V_hh W dx)
 
 The guard keeps the stage's own Gauss-Newton term in Q_uu for all that concerns feedback: in the recursion the bracket
-V_hh - V_hh N V_hh becomes C = (I + V_hh N)^-1 V_hh, and in K V_hh becomes C, too. k is left as it is, so that without
+V_hh - V_hh N V_hh becomes C = (I + V_hh N)^-1 V_hh, and in K V_hh becomes C, too. k is unchanged, so that without
 feedback the base optimizer remains. Second order (eq. 26) adds V_x . sigma_hh to V_hh and V_h . g_ux to Q_ux.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from ddpnopt._checks import ADVICE, require_finite
 from ddpnopt.ddp.output_metric import mixed_terms, output_metric
 from ddpnopt.ddp.segment import Pullback
-from ddpnopt.ddp.value.base import Direction, Policy, Problem
+from ddpnopt.ddp.stage import Direction, Policy, Stage
 from ddpnopt.ddp.value.chain import OnChain
 from ddpnopt.linear.layer import Parts
 from ddpnopt.linear.metric import Metric
@@ -37,12 +37,12 @@ class Full(OnChain):
         super().__init__(V_x, segments)
         self.V_xx = V_xx  # (B, n, n)
         self.order, self.guard, self.vxx_reg = order, guard, vxx_reg
-        self._over: list[tuple[Tensor, Tensor]] = []  # V and N of each stage, looked at only if somebody asks
+        self._over: list[tuple[Tensor, Tensor]] = []  # V and N of each stage, for diagnostics
 
     def _pull(self, segment: Pullback) -> tuple[Tensor, Tensor]:
         return segment.pull(self.V_x, self.V_xx, self.order)
 
-    def backward(self, stage: Problem, metric: Metric) -> Policy:
+    def backward(self, stage: Stage, metric: Metric) -> Policy:
         V_h, V_hh = self._h()
         self._at_h = None
         shape = stage.p_h[0].shape
@@ -65,8 +65,8 @@ class Full(OnChain):
 
         return policy
 
-    def _recurse(self, stage: Problem, metric: Metric, V_h: Tensor, V_hh: Tensor) -> tuple[Tensor, Tensor | None]:
-        """V_x and V_xx of the stage before; what the feedback is made of."""
+    def _recurse(self, stage: Stage, metric: Metric, V_h: Tensor, V_hh: Tensor) -> tuple[Tensor, Tensor | None]:
+        """V_x and V_xx of the stage before; the matrices of the feedback."""
         layer, x = stage.layer, stage.x
         N = stage.eta * output_metric(layer, x, metric)
         y = _apply(N, V_h[:, :, None])  # g_u (M/eta)^-1 Q_u, (B, n_h, 1)
@@ -95,10 +95,10 @@ class Full(OnChain):
         return gain, mixed
 
     def _recurse_second_order(
-        self, stage: Problem, metric: Metric, V_h: Tensor, V_hh: Tensor, N: Tensor, y: Tensor,
+        self, stage: Stage, metric: Metric, V_h: Tensor, V_hh: Tensor, N: Tensor, y: Tensor,
         C: Tensor | None, solved: Parts | None,
     ) -> Tensor | None:  # fmt: skip
-        """Eq. 5 with Q_ux = g_u' V_hh W + E, E = V_h . g_ux, and S = (M/eta)^-1; what the guard takes off E in K."""
+        """Eq. 5 with Q_ux = g_u' V_hh W + E, E = V_h . g_ux, S = (M/eta)^-1; what the guard subtracts from E in K."""
         V = V_h.view_as(stage.p_h[0])
         NE, EE = (stage.eta * term for term in mixed_terms(stage.layer, stage.x, V, metric))
         VW = self._times_W(stage, V_hh)
@@ -116,7 +116,7 @@ class Full(OnChain):
         return None if C is None else C @ NE
 
     @staticmethod
-    def _times_W(stage: Problem, V: Tensor) -> Tensor:
+    def _times_W(stage: Stage, V: Tensor) -> Tensor:
         """V W: (B, k, n_h) -> (B, k, n_x)."""
         B, k = V.shape[:2]
         rows = V.reshape(B * k, *stage.p_h[0].shape[1:])
@@ -124,9 +124,9 @@ class Full(OnChain):
         return stage.layer.input_grad(rows, stage.u[0], shape).reshape(B, k, -1)
 
     @property
-    def guarded_share(self) -> float:
-        shares = [(_trace(V, N) > 1).float().mean() for V, N in self._over]
-        return float(torch.stack(shares).mean()) if shares else 0.0
+    def guarded_fraction(self) -> float:
+        fractions = [(_trace(V, N) > 1).float().mean() for V, N in self._over]
+        return float(torch.stack(fractions).mean()) if fractions else 0.0
 
     def predicted(self) -> float | None:
         return None
@@ -167,7 +167,7 @@ def _trace(V: Tensor, N: Tensor) -> Tensor:
 
 def _positive(V: Tensor) -> Tensor:
     """V without its negative eigenvalues."""
-    require_finite([V], "V_xx", ADVICE)  # eigh would speak of convergence
+    require_finite([V], "V_xx", ADVICE)  # eigh would report a failure to converge
     try:
         values, vectors = torch.linalg.eigh(V)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # eigenvalues too far apart for single precision

@@ -1,17 +1,17 @@
-"""Proposition 2: V_xx = z z' for each sample, collapsed to a few numbers a sample.
+"""Proposition 2: V_xx = z z' for each sample, reduced to a few numbers per sample.
 
 All vectors of the recursion are back-propagated cotangents times a number: with p the ordinary gradient of the sample
 and zeta the back-propagated terminal factor,
 
     V_x = v p + a zeta,      V_xx = L zeta zeta'
 
-at each layer. When the terminal curvature is along the gradient, zeta is p, a is nil and one ordinary backward pass
-has done it all. With s = eta L zeta_u' M^-1 zeta_u and m = zeta_u' M^-1 l_u the numbers go from t+1 to t as
+at each layer. When the terminal curvature is along the gradient, zeta is p, a is zero and one ordinary backward pass
+is all that is needed. With s = eta L zeta_u' M^-1 zeta_u and m = zeta_u' M^-1 l_u the numbers go from t+1 to t as
 
     L <- (1 - s) L            v, a:  V_x loses  L eta (zeta_u' M^-1 V_u + m / B) zeta
 
 (eq. 5). With the guard the stage's own Gauss-Newton term stays in Q_uu for all that concerns feedback: in the recursion
-1 - s becomes 1 / (1 + s), and so K is divided by 1 + s, too. k is left as it is, so that without feedback the base
+1 - s becomes 1 / (1 + s), and so K is divided by 1 + s, too. k is unchanged, so that without feedback the base
 optimizer remains.
 """
 
@@ -20,10 +20,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ddpnopt.ddp.value.base import Direction, Displacement, Policy, Problem
-from ddpnopt.linear.layer import Parts, per_sample_dot, scale_samples
+from ddpnopt.ddp.stage import Direction, Displacement, Policy, Stage, per_sample_dot
+from ddpnopt.linear.layer import Parts, scale_samples
 from ddpnopt.linear.metric import Metric
-from ddpnopt.linear.sample_gradients import sample_gradients
+from ddpnopt.linear.sample_gradients import Explicit
 
 
 class Outer:
@@ -36,30 +36,30 @@ class Outer:
         self.guard, self.displacement = guard, displacement
         self._s: list[Tensor] = []
 
-    def v_h(self, stage: Problem) -> Tensor:
+    def v_h(self, stage: Stage) -> Tensor:
         V = scale_samples(self.v, stage.p_h[0])
         return V if self.a is None else V + scale_samples(self.a, stage.p_h[1])
 
-    def gradient(self, stage: Problem) -> Parts:
-        if self.a is None:  # through what s needs anyway
+    def gradient(self, stage: Stage) -> Parts:
+        if self.a is None:  # from what s needs anyway
             return stage.gradients(coupled=False).combine(self.v)
         return stage.layer.grad(stage.x, self.v_h(stage))
 
-    def prepare(self, stage: Problem) -> None:
+    def prepare(self, stage: Stage) -> None:
         return
 
-    def backward(self, stage: Problem, metric: Metric) -> Policy:
+    def backward(self, stage: Stage, metric: Metric) -> Policy:
         L, v, a = self.L, self.v, self.a
         zeta = (
             stage.gradients(coupled=False)
             if a is None
-            else sample_gradients(stage.layer, stage.x, stage.p_h[1], recompute=stage.recompute)
+            else stage.layer.sample_gradients(stage.x, stage.p_h[1], recompute=stage.recompute)
         )
         kappa = zeta.dots(metric)  # zeta_u' M^-1 zeta_u
         s = kappa.mul_(L).mul_(stage.eta)
         self._s.append(s)
 
-        other: Tensor | None = None  # what V_x loses beside its own share along zeta
+        other: Tensor | None = None  # what V_x loses in addition to its own part along zeta
         if a is not None:
             other = v * zeta.dots(metric, stage.p_h[0])
         if stage.l_u is not None:
@@ -76,8 +76,8 @@ class Outer:
             self.a = along
         self.L = L * keep
         gain = self.L if self.guard else L  # of the feedback
-        if a is None:
-            stage.let_go_of_slopes(self.displacement)
+        if a is None and isinstance(zeta, Explicit):
+            stage.free_output_gradients(self.displacement)
 
         def policy(x_hat: Tensor | None) -> Direction:
             c = self.displacement.at(stage, x_hat)
@@ -92,7 +92,7 @@ class Outer:
         return policy
 
     @property
-    def guarded_share(self) -> float:
+    def guarded_fraction(self) -> float:
         return float((torch.stack(self._s) > 1).float().mean()) if self._s else 0.0
 
     def predicted(self) -> float | None:

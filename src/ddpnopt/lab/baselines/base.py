@@ -60,8 +60,8 @@ class ChainOptimizer(HookedOptimizer):
 
     def _passed(self) -> Pass:
         """The trajectory that the hooks have seen, in the precision of the weights."""
-        recording = self._capture.take()
-        by_unit = {id(stage.unit): stage for stage in recording.stages}
+        recording = self._capture.arrivals.take()
+        by_unit = {id(record.model_layer): record for record in recording.layers}
         stages = [by_unit.get(id(stage.unit)) for stage in self.stages]
         arrived = [q for q in recording.q if q is not None]
         if any(stage is None for stage in stages) or len(arrived) != 1 or len(recording.outputs) != 1:

@@ -16,14 +16,14 @@ from torch.func import functional_call
 from torch.fx.passes.split_module import split_module
 
 from ddpnopt.errors import ModelError
-from ddpnopt.trace.model_layers import Unit, find_units
+from ddpnopt.trace.model_layers import ModelLayer, find_layers
 
 
 @dataclass(eq=False)
 class ChainStage:
     """f_t: the layer `unit` and what follows it."""
 
-    unit: Unit
+    unit: ModelLayer
     module: nn.Module
     names: list[str]  # of the trainable parameters, as `module` calls them
     parameters: list[nn.Parameter]  # u_t
@@ -39,7 +39,7 @@ def chain(model: nn.Module, method: str) -> list[ChainStage]:
     trainable = {p for p in model.parameters() if p.requires_grad}
     if not trainable:
         raise ModelError("The model has no trainable parameters.")
-    units = find_units(model, trainable, frozenset())
+    units = find_layers(model, trainable, frozenset())
     alone = any(unit.module is model for unit in units)  # tracing would open the layer itself
     root = nn.Sequential(model) if alone else model
     parts = _cut(root, {unit.module: unit for unit in units}, method)
@@ -51,7 +51,7 @@ def chain(model: nn.Module, method: str) -> list[ChainStage]:
     return stages
 
 
-def _cut(root: nn.Module, units: dict[nn.Module, Unit], method: str) -> list[tuple[Unit, nn.Module]]:
+def _cut(root: nn.Module, units: dict[nn.Module, ModelLayer], method: str) -> list[tuple[ModelLayer, nn.Module]]:
     try:
         traced = fx.symbolic_trace(root)
     except Exception as error:  # whatever the model's own code raises when it meets a symbolic tensor
@@ -60,7 +60,7 @@ def _cut(root: nn.Module, units: dict[nn.Module, Unit], method: str) -> list[tup
             "without `if` or loops that depend on tensor values, or as an nn.Sequential."
         ) from error
     number: dict[fx.Node, int] = {}  # the part that a node belongs to; 0 is before the first layer
-    order: list[Unit] = []
+    order: list[ModelLayer] = []
     for node in traced.graph.nodes:
         module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
         if module in units:
@@ -81,7 +81,7 @@ def _cut(root: nn.Module, units: dict[nn.Module, Unit], method: str) -> list[tup
     return parts
 
 
-def _check_links(split: fx.GraphModule, order: list[Unit], method: str) -> None:
+def _check_links(split: fx.GraphModule, order: list[ModelLayer], method: str) -> None:
     """Each part must read one tensor, the result of the part before it."""
     before: fx.Node | None = None
     inputs = 0
@@ -105,7 +105,7 @@ def _check_links(split: fx.GraphModule, order: list[Unit], method: str) -> None:
             )
 
 
-def _check_reader(part: fx.GraphModule, unit: Unit, method: str) -> None:
+def _check_reader(part: fx.GraphModule, unit: ModelLayer, method: str) -> None:
     """The layer alone may read the state: else its gradient through the layer would not be the whole costate."""
     state = next(node for node in part.graph.nodes if node.op == "placeholder")
     readers = [part.get_submodule(str(n.target)) if n.op == "call_module" else None for n in state.users]

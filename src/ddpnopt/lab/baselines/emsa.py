@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ddpnopt.curvature.base import require
+from ddpnopt._checks import require
 from ddpnopt.lab.baselines.base import ChainOptimizer, Pass
 from ddpnopt.lab.baselines.chain import ChainStage
 

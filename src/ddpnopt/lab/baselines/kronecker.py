@@ -16,9 +16,7 @@ class _WithoutFeedback(DDPNOpt):
     """Without feedback nothing depends on the form of the value function: the cheapest one."""
 
     def __init__(self, model: nn.Module, lr: float, curvature: Curvature, options: dict[str, Any]) -> None:
-        super().__init__(
-            model, lr, value="outer", terminal="gn", curvature=curvature, feedback=False, closed_loop=False, **options
-        )
+        super().__init__(model, lr, value="outer", curvature=curvature, feedback=False, **options)
 
 
 class KFAC(_WithoutFeedback):

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ddpnopt.curvature.base import require
+from ddpnopt._checks import require
 from ddpnopt.errors import ModelError, OptionError
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, hessian, jacrev, jvp, vmap
 
+from ddpnopt._checks import require
 from ddpnopt.control import ControlError, Problem
 from ddpnopt.control.backward import Sweep, backward
 from ddpnopt.control.derivatives import Expansion, joined
@@ -19,7 +20,6 @@ from ddpnopt.control.rollout import simulate, stage_costs
 from ddpnopt.control.search import Current, line_search
 from ddpnopt.control.solver import schedule
 from ddpnopt.control.stages import Run, Trajectory, over_batch, plan, stack
-from ddpnopt.curvature.base import require
 from ddpnopt.ddp.loss import Loss, recognise
 from ddpnopt.errors import ModelError
 from ddpnopt.lab.baselines.base import ChainOptimizer, Pass
@@ -97,7 +97,7 @@ class VanillaDDP(ChainOptimizer):
             for t, stage in enumerate(self.stages)
         ]
         loss, shape = self._loss_of(seen), seen.x[-1].shape
-        phi = lambda x: loss.shares(x.reshape(shape)).sum()  # noqa: E731
+        phi = lambda x: loss.per_sample(x.reshape(shape)).sum()  # noqa: E731
         return Problem(dynamics, lambda x, u: 0.5 * decay * u.square().sum(), phi)
 
     def _loss_of(self, seen: Pass) -> Loss:
@@ -170,7 +170,7 @@ def _terminal_derivatives(loss: Loss, z: Tensor) -> tuple[Tensor, Tensor]:
     """phi_x (B n,) and phi_xx (B n, B n) at the outputs z (B, n): a block for each sample."""
 
     def gradient(z: Tensor) -> Tensor:
-        return grad(lambda z: loss.shares(z).sum())(z)
+        return grad(lambda z: loss.per_sample(z).sum())(z)
 
     directions = torch.eye(z.shape[1]).to(z).unsqueeze(1).expand(-1, *z.shape)
     blocks = vmap(lambda d: jvp(gradient, (z,), (d,))[1])(directions)  # (n, B, n)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddpnopt.curvature.base import require
+from ddpnopt._checks import require
 from ddpnopt.errors import ModelError
 from ddpnopt.lab.baselines.base import ChainOptimizer, Pass
 from ddpnopt.lab.baselines.chain import require_fully_connected

@@ -12,40 +12,40 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ddpnopt.curvature.base import Curvature, Identity
-from ddpnopt.ddp.sweep import Stage, backward_pass
-from ddpnopt.ddp.value import Displacement, Problem
-from ddpnopt.ddp.value.base import Policy
+from ddpnopt._value import ValueForm
+from ddpnopt.curvature.base import Curvature
+from ddpnopt.curvature.diagonal import Identity
+from ddpnopt.ddp.stage import Displacement, Policy, Stage
+from ddpnopt.ddp.sweep import backward_pass
 from ddpnopt.linear.layer import Parts
 from ddpnopt.linear.metric import Metric
-from ddpnopt.method import Method
 from ddpnopt.trace.hooks import Capture
-from ddpnopt.trace.model_layers import find_units
+from ddpnopt.trace.model_layers import find_layers
 
 
 @dataclass(frozen=True, eq=False)
 class Gain:
     """K of one layer, summed over the batch, as a linear map of a displacement that all samples share."""
 
-    problem: Problem
+    stage: Stage
     policy: Policy
     metric: Metric
 
     @property
     def name(self) -> str:
-        return self.problem.name
+        return self.stage.name
 
     @property
     def x(self) -> Tensor:
         """The nominal inputs of the layer: (B, …)."""
-        return self.problem.x
+        return self.stage.x
 
     def __call__(self, dx: Tensor) -> Tensor:
         """K dx, flat: the change of all the layer's weights in answer to dx, of the shape of one input."""
         d = self.policy(self.x + dx).parts()
         open_loop = self.policy(None).parts()
         answer = [a - b for a, b in zip(d, open_loop, strict=True)]
-        return -self.problem.eta * _flat(self.metric.solve(self.problem.layer, answer))
+        return -self.stage.eta * _flat(self.metric.solve(self.stage.layer, answer))
 
     def matrix(self, directions: Tensor) -> Tensor:
         """K times each row of `directions` (r, …): (m, r)."""
@@ -60,7 +60,7 @@ class Gain:
 
 def feedback_gains(
     model: nn.Module,
-    method: Method,
+    form: ValueForm,
     eta: float,
     x: Tensor,
     loss: Callable[[Tensor], Tensor],
@@ -69,23 +69,22 @@ def feedback_gains(
     """The gains of all layers of a chain, first to last, for the inputs `x` and a loss of the outputs."""
     curvature = Identity() if curvature is None else curvature
     twin = copy.deepcopy(model).train()  # hooks on the model itself would take it away from its optimizer
-    capture = Capture(twin, find_units(twin, set(twin.parameters()), frozenset()), skip_weight_grads=True)
+    capture = Capture(twin, find_layers(twin, set(twin.parameters()), frozenset()), skip_weight_grads=True)
     with torch.enable_grad():
         loss(twin(x)).backward()
-    recording = capture.take()
-    (p_h, p_x), value = method.start(capture, recording, Displacement(chain=True), relax=1.0)
-    problems = [
-        Problem(
-            stage.name, stage.layer, stage.x, [p.detach() for p in stage.unit.parameters], eta,
-            [h[t] for h in p_h], [x[t] for x in p_x], moves=stage.moves,
+    recording = capture.arrivals.take()
+    (p_h, p_x), value = form.start(capture, recording, Displacement(chain=True))
+    stages = [
+        Stage(
+            record.name, record.layer, record.x, [p.detach() for p in record.parameters], eta,
+            [h[t] for h in p_h], [x[t] for x in p_x], moves=record.moves,
         )
-        for t, stage in enumerate(recording.stages)
+        for t, record in enumerate(recording.layers)
     ]  # fmt: skip
-    stages = [Stage(problem, {}, problem.u, 0.0, lambda: []) for problem in problems]
-    scale = float(recording.batch_size) if method.mean else 1.0
+    scale = float(recording.batch_size) if form.mean else 1.0
     with torch.no_grad():
         policies = backward_pass(stages, value, curvature, scale)
-    return [Gain(problem, *policy) for problem, policy in zip(problems, policies, strict=True)]
+    return [Gain(stage, *policy) for stage, policy in zip(stages, policies, strict=True)]
 
 
 def _flat(parts: Parts) -> Tensor:

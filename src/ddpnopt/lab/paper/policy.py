@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ddpnopt._value import ValueForm
 from ddpnopt.lab import style
 from ddpnopt.lab.data import Dataset, load
 from ddpnopt.lab.methods import make_optimizer
@@ -27,14 +28,13 @@ from ddpnopt.lab.paper.gains import Gain, feedback_gains
 from ddpnopt.lab.paper.item import Claim, Context, Item, Picture, Result, Table
 from ddpnopt.lab.paper.wording import caption, finish
 from ddpnopt.lab.runs.training import evaluate, fit
-from ddpnopt.method import Method
 
 SHOWN_PAIRS = ((8, 3), (7, 1), (4, 9), (5, 3))
 """The first two are the paper's examples of classes alike in space."""
 LR = 0.03
 BATCH_SIZE = 128
 # The exact Hessian of cross-entropy; for one image the batch-coupled form carries it in columns, not as n x n matrix.
-METHOD = Method("batch", "cross_entropy", order=1, vxx_reg=0.0, guard=True, mean=True)
+METHOD = ValueForm("batch", "cross_entropy", order=1, vxx_reg=0.0, guard=True, mean=True)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def leading_direction(gain: Gain) -> tuple[Tensor, Tensor]:
 
     The rows of K lie in the span of the back-propagated columns p_x: K is asked about an orthonormal basis of it.
     """
-    columns = torch.stack([p.flatten() for p in gain.problem.p_x if p is not None], 1)  # (n, R)
+    columns = torch.stack([p.flatten() for p in gain.stage.p_x if p is not None], 1)  # (n, R)
     U, s, _ = torch.linalg.svd(columns.double(), full_matrices=False)
     basis = U[:, s > 1e-6 * s[0]].T.to(columns.dtype)
     small = gain.matrix(basis.view(-1, *gain.x.shape[1:]))  # (m, r)

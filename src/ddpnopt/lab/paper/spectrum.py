@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ddpnopt import DDPNOpt
+from ddpnopt._value import ValueForm
 from ddpnopt.ddp.terminal import TerminalOption
 from ddpnopt.lab import style
 from ddpnopt.lab.baselines import MMCLoss, mmc_terminal
@@ -31,7 +32,6 @@ from ddpnopt.lab.paper.gains import feedback_gains
 from ddpnopt.lab.paper.item import Claim, Context, Item, Picture, Result, Table
 from ddpnopt.lab.paper.wording import caption, compact, finish, spread
 from ddpnopt.lab.runs.training import LossFunction, fit, one_thread_for_small
-from ddpnopt.method import Method
 
 CLUSTERS = (5, 8, 12, 15)
 BATCH_SIZE = 16
@@ -99,7 +99,7 @@ class Spectra:
 def eigenvalues(model: torch.nn.Module, objective: Objective, dataset: Dataset) -> Tensor:
     """Of the feedback of the last layer for a batch of training samples, descending."""
     x, y = dataset.x_train[:PROBE], dataset.y_train[:PROBE]
-    method = Method("full", objective.terminal, order=1, vxx_reg=0.0, guard=False, mean=True)
+    method = ValueForm("full", objective.terminal, order=1, vxx_reg=0.0, guard=False, mean=True)
     loss = objective.loss(dataset.classes)
     gains = feedback_gains(model, method, objective.lr, x, lambda z: loss(z, y))
     return torch.linalg.svdvals(gains[-1].dense())

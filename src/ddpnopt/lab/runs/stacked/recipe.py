@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddpnopt.curvature.base import Adam, Curvature, Identity, RMSprop
+from ddpnopt.curvature.base import Curvature
+from ddpnopt.curvature.diagonal import Adam, Identity, RMSprop
 from ddpnopt.curvature.kronecker import EKFAC, KFAC
 from ddpnopt.lab.methods import method
 from ddpnopt.lab.runs.training import RunConfig

@@ -1,0 +1,283 @@
+"""One step, phase by phase: collect, agree, plan, apply, accept or undo."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from ddpnopt._checks import ADVICE, finite_sum, not_finite
+from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
+from ddpnopt._value import Losses, Passes, per_sample, recognised_losses
+from ddpnopt.ddp.loss import total_loss
+from ddpnopt.ddp.stage import Displacement, Stage
+from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
+from ddpnopt.ddp.value import ValueFunction
+from ddpnopt.errors import StepError
+from ddpnopt.linear.layer import add
+from ddpnopt.trace.micro_batches import MicroBatches, join
+from ddpnopt.trace.model_layers import ModelLayer
+from ddpnopt.trace.recording import LayerRecord, Recording
+from ddpnopt.trace.rescaling import Average, follow, penalty, scale
+
+if TYPE_CHECKING:
+    from ddpnopt.optimizer import DDPNOpt
+
+ATTEMPTS = 4  # sweeps with a smaller and smaller fraction before a step is given up
+SHORTER = 0.25  # times the fraction of the sweep before
+
+
+class Step:
+    """One step of an optimizer. As a context it restores weights and state if the step fails."""
+
+    def __init__(self, opt: DDPNOpt) -> None:
+        self.opt = opt
+        self.group = opt._group if opt._capture.wrapper is None else opt._find_group()
+        self.peers: Peers = ALONE
+        self.passes: Passes = opt._capture
+        self.recording: Recording | None = None
+        self.layers: list[LayerRecord] = []  # recorded layers that get feedback, or whose curvature needs the record
+        self.known: list[ModelLayer] = []  # layers without a record, whose curvature is known from an earlier step
+        self.rest: list[nn.Parameter] = []  # all others with a gradient
+        self.losses: Losses | None = None
+        self.sample_losses: Tensor | None = None  # (B,)
+        self.stages: list[Stage] = []
+        self.policies: Policies = []
+        self.value: ValueFunction
+        self.displacement: Displacement
+        self.outputs: list[Tensor] | None = None  # of the network with the new weights
+        self._gradient_sum = 0.0
+        self._loss_before: float | None = None  # None: nothing to judge the step by
+        self._weights: dict[nn.Parameter, Tensor] = {}  # before the step, of parameters updated without feedback
+        self._states: dict[nn.Parameter, dict[str, Any]] = {}  # before the step, of all parameters
+
+    def __enter__(self) -> Step:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.undo()
+
+    # -- collect -----------------------------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Find what the passes since the last step have recorded, and which parameters have a gradient."""
+        try:
+            self._collect()
+        except BaseException:
+            if self.group is not None:
+                self.group.begin(self.opt._device, FAILED)
+            raise
+
+    def _collect(self) -> None:
+        opt, capture = self.opt, self.opt._capture
+        recorded = opt.feedback or opt.curvature.watches({})
+        if capture.enabled:
+            recordings = capture.arrivals.take_all()
+            self.recording = recordings[0]
+            if len(recordings) > 1:
+                self.recording, self.passes = join(recordings), MicroBatches(capture)
+            self.layers = self.recording.layers if recorded else []
+        elif recorded:
+            self.known = opt._parameters.known_layers(capture.layers)
+        own = self._own_parameters()
+        self.rest = [p for g in opt.param_groups for p in g["params"] if p.grad is not None and p not in own]
+        if not own and not self.rest:
+            raise StepError("step() without a backward pass: call loss.backward() first.")
+        if opt.feedback:
+            opt.report.open_loop = [opt._names[p] for p in self.rest]
+            if self.rest:
+                opt._parameters.warn_open_loop(opt.report.open_loop)
+        known = [p for layer in self.known for p in layer.parameters]
+        gradients = (*(record.p_h for record in self.layers), *(p.grad for p in (*self.rest, *known)))
+        self._gradient_sum = finite_sum([g for g in gradients if g is not None])
+
+    def _own_parameters(self) -> set[nn.Parameter]:
+        """The parameters of the layers that are not left to `rest`."""
+        layers: list[LayerRecord | ModelLayer] = [*self.layers, *self.known]
+        return {p for layer in layers for p in layer.parameters}
+
+    # -- agree -------------------------------------------------------------------------------------------------------
+
+    def agree(self) -> bool:
+        """Agree with the other processes on the whole batch and the scale of its loss; False if one has overflown."""
+        opt, group, recording = self.opt, self.group, self.recording
+        if group is None:
+            if not math.isfinite(self._gradient_sum):
+                raise not_finite("the gradient of the loss", ADVICE)
+        else:
+            assert recording is not None
+            path = ",".join(record.name for record in recording.layers)
+            penalised = opt.feedback and not group.averaged and any(penalty(r) is not None for r in self.layers)
+            peers = group.begin(opt._device, READY, recording.batch_size, self._gradient_sum, path, penalised)
+            if peers is None:
+                return False
+            self.peers = peers
+        if recording is not None:
+            self._rescale(recording)
+        own = self._own_parameters()
+        if isinstance(self.peers, Together):
+            others = [p for g in opt.param_groups for p in g["params"] if not opt.feedback or p not in own]
+            combined = combine_gradients(self.peers, others, mean=opt.form.mean)
+            self.rest = [p for p in combined if p not in own]
+        changed = self.rest if opt.feedback else [*self.rest, *own]  # the sweep keeps the weights of its own layers
+        self._weights = {p: p.detach().clone() for p in changed}
+        self._states = {p: dict(opt.state[p]) for p in (*own, *self.rest)}
+        return True
+
+    def _rescale(self, recording: Recording) -> None:
+        """Bring the recorded gradients to the scale of the whole batch's loss, and recognise that loss."""
+        opt, form = self.opt, self.opt.form
+        peers = self.peers if isinstance(self.peers, Together) else None
+        average: Average = peers.average if peers is not None and peers.group.averaged else list
+        unscaled = hasattr(opt, "found_inf") and getattr(opt, "grad_scale", None) is None
+        if self.layers and not opt._capture.skip_weight_grads and (opt.feedback or unscaled):
+            follow(recording, average, unscaled=unscaled)
+        share = peers.share(recording.batch_size) if peers is not None and form.mean else 1.0
+        if opt.feedback:
+            for record in self.layers:
+                if any(p.grad is not None for p in record.parameters):
+                    record.extra = penalty(record, average)
+                if peers is not None and peers.extra:
+                    extra = record.extra or [p.new_zeros(p.shape) for p in record.parameters]
+                    record.extra = peers.sum([e * share for e in extra])
+            if opt._uses_losses:  # on the scale of the user's loss
+                self.losses = recognised_losses(recording, form.mean)
+                if share != 1.0:
+                    self.losses = [(z, replace(loss, weight=loss.weight * share)) for z, loss in self.losses]
+                self.sample_losses = per_sample(self.losses)
+        if share != 1.0:
+            scale(recording, share)
+
+    # -- plan, apply, accept or undo ---------------------------------------------------------------------------------
+
+    def fractions(self) -> Iterator[float]:
+        """The fraction of each sample's loss that a sweep asks to remove, smaller after each attempt that failed."""
+        opt, recording = self.opt, self.recording
+        assert recording is not None
+        fraction = opt.relax
+        if opt.relax_samples is not None:
+            fraction /= math.sqrt(1 + opt.samples / opt.relax_samples)
+        # a model that computes its loss itself has no outputs to judge a step by
+        if opt.form.value != "batch" or not opt.closed_loop or not recording.used_outputs:
+            yield fraction
+            return
+        assert self.sample_losses is not None
+        self._loss_before = self._total(float(self.sample_losses.sum()))
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                opt.report.shortened += attempt == 1
+                self.passes.retrace(recording)  # the last sweep has freed what was recorded
+            yield fraction * SHORTER**attempt
+
+    def plan(self, fraction: float) -> None:
+        """Lines 6 to 13 of Algorithm 3: the backward pass, and with it a policy for each layer."""
+        opt, recording, peers = self.opt, self.recording, self.peers
+        assert recording is not None
+        self.displacement = Displacement(self._is_chain(recording), once=not opt.diagnostics)
+        (p_h, p_x), self.value = opt.form.start(
+            self.passes, recording, self.displacement, fraction, self.sample_losses, peers
+        )
+        self.stages = []
+        for t, (record, settings) in enumerate(
+            zip(recording.layers, opt._parameters.of_layers(recording.layers), strict=True)
+        ):
+            weights: list[Tensor] = list(record.parameters)
+            dtype = weights[0].dtype  # autocast may have recorded smaller ones
+            l_u = settings.l_u if record.extra is None else add(record.extra, settings.l_u)
+            at_input = [None if opt.recompute or p is None else p.to(dtype) for p in (column[t] for column in p_x)]
+            self.stages.append(
+                Stage(
+                    record.name, record.layer, record.x.to(dtype), [w.detach() for w in weights], settings.lr,
+                    [column[t].to(dtype) for column in p_h], at_input, l_u,
+                    record.p_h_dot_h, peers, opt.recompute, record.moves, settings.state, weights, settings.momentum,
+                )
+            )  # fmt: skip
+            record.free()
+        del p_h, p_x, at_input  # the stages have them, and free them on the way
+        own = recording.batch_size if peers.alone else peers.batch(recording.batch_size)
+        self.policies = backward_pass(self.stages, self.value, opt.curvature, float(own) if opt.form.mean else 1.0)
+        if opt.diagnostics:
+            opt.report.predicted = predicted_change(self.stages, self.value, self.policies)
+
+    def _is_chain(self, recording: Recording) -> bool:
+        """Whether each layer reads only the layer before it; found out once for each sequence of layers."""
+        chains, key = self.opt._chains, recording.signature
+        if key not in chains:
+            chains[key] = all(probe.off_chain(recording) is None for probe in self.passes.probes(recording))
+            self.opt._capture.keep_outputs = not all(chains.values())
+        return chains[key]
+
+    def apply(self) -> None:
+        """Lines 14 to 18: the forward pass, in which each layer is updated when its new input is known."""
+        opt, recording = self.opt, self.recording
+        assert recording is not None
+        if self.rest:
+            opt._parameters.update_open_loop(self.rest)  # not before the backward pass, which uses the old network
+        log: Log | None = {} if opt.diagnostics else None
+        replay = partial(self.passes.replay, recording) if opt.closed_loop else None
+        self.outputs = forward_pass(self.stages, self.policies, opt.curvature, replay, self.displacement, log)
+        if log is not None:
+            self._write_report(recording, log)
+
+    def apply_base_optimizer(self) -> None:
+        """Without feedback: the base optimizer for all parameters."""
+        parameters = self.opt._parameters
+        parameters.update_open_loop(self.rest)
+        for record in self.layers:
+            parameters.update_recorded(record, self.peers, self.opt.form.mean)
+        for layer in self.known:
+            parameters.update_known(layer)
+
+    def accept(self) -> bool:
+        """Whether the loss of the same batch has not increased, where that can be judged."""
+        if self._loss_before is None:
+            return True
+        assert self.recording is not None
+        assert self.outputs is not None
+        assert self.losses is not None
+        return self._total(total_loss(self.recording.used(self.outputs), self.losses)) <= self._loss_before
+
+    def _total(self, loss: float) -> float:
+        """The loss of the whole batch and the weight decay."""
+        if not self.peers.alone:
+            loss = self.peers.total(loss)
+        decayed = any(group["weight_decay"] for group in self.opt.param_groups)
+        return loss + self.opt._parameters.stage_cost() if decayed else loss
+
+    def undo(self) -> None:
+        """Restore weights and state."""
+        for stage in self.stages:
+            for weight, old in zip(stage.weights, stage.u, strict=True) if stage.changed else ():
+                weight.copy_(old)
+        for p, old in self._weights.items():
+            p.detach().copy_(old)
+        for p, state in self._states.items():
+            self.opt.state[p] = dict(state)
+        self.stages, self.outputs = [], None
+
+    def finish(self) -> None:
+        """Check what was written, and count the samples."""
+        opt = self.opt
+        total = finite_sum([p.detach() for p in self._states] + (self.outputs or []))
+        if not self.peers.alone:
+            total = self.peers.total(total)
+        if not math.isfinite(total):
+            raise not_finite("a weight or output after the step", ADVICE)
+        if self.recording is not None:
+            mine = self.recording.batch_size
+            opt.samples += mine if self.peers.alone else self.peers.batch(mine)
+
+    def _write_report(self, recording: Recording, log: Log) -> None:
+        report, losses = self.opt.report, self.losses
+        assert losses is not None
+        assert self.sample_losses is not None
+        report.layers, report.guarded = log, self.value.guarded_fraction
+        report.loss, report.actual = losses[0][1].kind, None
+        if self.outputs is not None and recording.used_outputs:
+            change = total_loss(recording.used(self.outputs), losses) - float(self.sample_losses.sum())
+            report.actual = self.peers.total(change)

@@ -1,0 +1,221 @@
+"""Line 6 of Algorithm 3: from a recorded pass to the value function at the outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ddpnopt._checks import require
+from ddpnopt._distributed import ALONE, Peers
+from ddpnopt.ddp import terminal as terminals
+from ddpnopt.ddp.loss import Loss, recognise, sqrt_curvature
+from ddpnopt.ddp.segment import JointSegment, Pullback, Segment
+from ddpnopt.ddp.stage import Displacement
+from ddpnopt.ddp.value import Batch, Blocks, Factored, Full, Outer, ValueFunction
+from ddpnopt.ddp.value.blocks import LARGEST
+from ddpnopt.errors import ModelError, OptionError
+from ddpnopt.trace.recording import Recording
+from ddpnopt.trace.replay import AtLayer
+from ddpnopt.trace.visitors import Probe
+
+VALUES = ("batch", "outer", "full")
+Columns = tuple[list[list[Tensor]], list[list[Tensor | None]]]
+"""p_h and p_x of each column (the gradient first) at each layer."""
+
+Losses = list[tuple[Tensor, Loss]]
+"""The outputs that a loss was computed from, and that loss."""
+
+
+class Passes(Protocol):
+    """The replays of a recording: `Capture`, or `MicroBatches` for a joint one."""
+
+    batch_norms: list[tuple[str, nn.Module]]
+
+    def replay(self, recording: Recording, control: AtLayer, observe: AtLayer | None = None) -> list[Tensor]: ...
+
+    def retrace(self, recording: Recording) -> None: ...
+
+    def probes(self, recording: Recording) -> list[Probe]: ...
+
+    def pull_back(self, recording: Recording, index: int, columns: Tensor) -> Columns: ...
+
+
+@dataclass(frozen=True)
+class ValueForm:
+    """The form of the value function and its terminal curvature."""
+
+    value: str
+    terminal: terminals.TerminalOption
+    order: int = 1
+    vxx_reg: float = 0.0
+    guard: bool = True
+    mean: bool = True  # whether the loss is a mean over the batch
+    dof: float = 1.0  # of value="batch"
+    along_gradient: bool = field(init=False)  # whether the terminal curvature has rank one, along the gradient
+
+    def __post_init__(self) -> None:
+        require(self.value in VALUES, "value", self.value, f"one of {', '.join(VALUES)}")
+        require(self.order in (1, 2), "order", self.order, "1 or 2")
+        require(self.vxx_reg >= 0, "vxx_reg", self.vxx_reg, "zero or positive")
+        require(0 < self.dof <= 1, "dof", self.dof, "in (0, 1]")
+        named = isinstance(self.terminal, str)
+        if named:
+            names = terminals.NAMES
+            require(self.terminal in names, "terminal", self.terminal, f"one of {', '.join(names)}")
+        else:
+            require(callable(self.terminal), "terminal", self.terminal, "a name or a callable of the outputs")
+        object.__setattr__(self, "along_gradient", named and self.terminal in terminals.FROM_GRADIENT)
+        if self.value == "outer" and self.terminal in ("cross_entropy", "mse"):
+            raise OptionError(
+                f"terminal='{self.terminal}' has more than one column per sample, but value='outer' supports one: use "
+                "'gn', 'sqrt', 'sampled' or a callable that returns one factor, or value='full' or 'batch'."
+            )
+
+    @property
+    def uses_losses(self) -> bool:
+        """Whether a step needs the loss of each sample."""
+        return self.value == "batch" or self.terminal == "sqrt"
+
+    def start(
+        self,
+        passes: Passes,
+        recording: Recording,
+        displacement: Displacement,
+        fraction: float = 1.0,
+        losses: Tensor | None = None,
+        peers: Peers = ALONE,
+    ) -> tuple[Columns, ValueFunction]:
+        """V_x and V_xx at the outputs, and the cotangents that the recursion runs along.
+
+        `fraction` of each sample's loss is to be removed; `losses` are the samples' losses, where known.
+        """
+        p_h = [[r.p_h for r in recording.layers if r.p_h is not None]]
+        p_x = [[r.p_x for r in recording.layers]]
+        if self.value == "full":
+            return (p_h, p_x), self._full(passes, recording, displacement.chain, losses, peers)
+        if self.along_gradient:
+            L = self._curvature(recording, p_h[0][-1], losses, peers)
+            if self.value == "outer":
+                return (p_h, p_x), Outer(L, along_gradient=True, guard=self.guard, displacement=displacement)
+            return (p_h, p_x), self._joint(L, torch.full_like(L, fraction), displacement, 1, peers)
+        k, z, _ = single_output(recording)
+        F = terminals.factor(self.terminal, z, self.mean) * self._share(recording, peers) ** 0.5  # (R, B, n)
+        pulled_h, pulled_x = passes.pull_back(recording, k, F.reshape(len(F), *z.shape))
+        columns = ([*p_h, *pulled_h], [*p_x, *pulled_x])
+        ones = F.new_ones(F.shape[1])
+        if self.value == "outer":
+            if len(F) > 1:
+                raise OptionError(
+                    f"terminal: the callable returned {len(F)} columns per sample, but value='outer' supports one. Use "
+                    "value='batch' or 'full'."
+                )
+            return columns, Outer(ones, along_gradient=False, guard=self.guard, displacement=displacement)
+        # the gradient itself is a column without curvature
+        L = torch.cat([torch.zeros_like(ones), ones.repeat(len(F))])
+        v = torch.cat([fraction * ones, torch.zeros_like(ones).repeat(len(F))])
+        return columns, self._joint(L, v, displacement, 1 + len(F), peers)
+
+    def _share(self, recording: Recording, peers: Peers) -> float:
+        """This process's share of the batch loss, where each process has computed the mean over its own samples."""
+        return peers.share(recording.batch_size) if self.mean else 1.0
+
+    def _joint(self, L: Tensor, v: Tensor, displacement: Displacement, columns: int, peers: Peers) -> Batch | Blocks:
+        """The joint form, for a large batch in blocks; over several processes always coupled as a whole."""
+        if peers.alone and len(L) // columns > LARGEST:
+            return Blocks(L, v, displacement, columns, self.dof)
+        return Batch(L, v, displacement, columns, peers, self.dof)
+
+    def _curvature(self, recording: Recording, q: Tensor, losses: Tensor | None, peers: Peers) -> Tensor:
+        """Curvature along the gradient: (B,)."""
+        if self.terminal == "sqrt":
+            if losses is None:
+                losses = per_sample(recognised_losses(recording, self.mean))
+            return sqrt_curvature(losses)
+        # the paper's factored form is (grad/B)(grad/B)', the joint Hessian of the batch is grad grad'/B
+        joint = self.value == "batch" and self.mean
+        return q.new_full((len(q),), float(peers.batch(len(q))) if joint else 1.0)
+
+    def _full(
+        self, passes: Passes, recording: Recording, chain: bool, losses: Tensor | None, peers: Peers
+    ) -> Full | Factored:
+        for record in recording.layers:
+            if record.recomputed:
+                raise ModelError(
+                    f"value='full' needs a graph that is cut at each layer, but activation checkpointing runs layer "
+                    f"'{record.name}' again in the backward pass: use value='batch' or 'outer', or do not checkpoint."
+                )
+        cut = passes.probes(recording)
+        t = None if chain else cut[0].off_chain(recording)
+        if t is not None:
+            at = f"layer '{recording.layers[t].name}'" if t < len(recording.layers) else "the output"
+            raise ModelError(
+                f"value='full' needs a chain of layers, but {at} reads more (or less) than the layer before it: use "
+                "value='batch' or 'outer' for networks with branches or skip connections."
+            )
+        for name, module in passes.batch_norms:
+            if module.training:
+                raise ModelError(
+                    f"value='full' treats the samples independently, but '{name}' couples them: use value='batch', or "
+                    "put the batch norm into eval mode."
+                )
+        k, z, q = single_output(recording)
+        per_part = [Segment.chain(p.leaves, [*p.inputs[1:], p.outputs[k]], self.order) for p in cut]
+        segments: list[Pullback] = list(per_part[0])
+        if len(cut) > 1:
+            segments = [JointSegment(list(parts)) for parts in zip(*per_part, strict=True)]
+        V_x = q.flatten(1)
+        low_rank = self.guard and self.order == 1 and not self.vxx_reg and not callable(self.terminal)
+        Z = self._rows(recording, z, q, losses, peers) if low_rank or self.along_gradient else None
+        if Z is None:
+            V_xx = terminals.hessian(self.terminal, z, self.mean) * self._share(recording, peers)
+        elif low_rank and Z.shape[1] <= min(leaf[0].numel() for leaf in cut[0].leaves):
+            return Factored(V_x, Z, segments)
+        else:  # V_xx itself is smaller, or more is added to it
+            V_xx = Z.mT @ Z
+        return Full(V_x, V_xx, segments, order=self.order, guard=self.guard, vxx_reg=self.vxx_reg)
+
+    def _rows(self, recording: Recording, z: Tensor, q: Tensor, losses: Tensor | None, peers: Peers) -> Tensor:
+        """A factor of the terminal Hessian, V_xx = Z' Z: (B, r, n)."""
+        if self.along_gradient:
+            return self._curvature(recording, q, losses, peers).sqrt()[:, None, None] * q.flatten(1)[:, None]
+        return terminals.factor(self.terminal, z, self.mean).transpose(0, 1) * self._share(recording, peers) ** 0.5
+
+
+def outputs_with_gradient(recording: Recording) -> list[tuple[int, Tensor, Tensor]]:
+    """The outputs that the loss was computed from: (index, z, q), in the precision of the weights."""
+    dtype = recording.layers[0].parameters[0].dtype
+    found = []
+    for k in recording.used_outputs:
+        q = recording.q[k]
+        assert q is not None
+        found.append((k, recording.outputs[k].to(dtype), q.to(dtype)))
+    return found
+
+
+def single_output(recording: Recording) -> tuple[int, Tensor, Tensor]:
+    found = outputs_with_gradient(recording)
+    if len(found) != 1:
+        raise ModelError(
+            f"This terminal curvature needs one output of the model with a gradient and the batch in dimension 0, but "
+            f"there are {len(found)}. Use terminal='sqrt' or 'gn', which do not use the outputs."
+        )
+    return found[0]
+
+
+def recognised_losses(recording: Recording, mean: bool) -> Losses:
+    """The losses at the outputs, or at the last layer if the model has computed the loss itself."""
+    found = [(z, q) for _, z, q in outputs_with_gradient(recording)]
+    if not found:
+        last = recording.layers[-1]
+        assert last.p_h is not None
+        found = [(last.model_layer.module.forward(last.x), last.p_h)]
+    return [(z, recognise(z, q, mean)) for z, q in found]
+
+
+def per_sample(losses: Losses) -> Tensor:
+    """The contribution of each sample to the batch loss, above its minimum: (B,)."""
+    found = [loss.per_sample(z) for z, loss in losses]
+    return found[0] if len(found) == 1 else torch.stack(found).sum(0)

@@ -1,0 +1,174 @@
+"""A stage of the control problem on plain tensors, how far its input has moved, and the direction of its update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddpnopt._distributed import ALONE, Peers
+from ddpnopt.linear.layer import Layer, Parts, add
+from ddpnopt.linear.metric import Metric
+from ddpnopt.linear.sample_gradients import Explicit, SampleGradients, Sums
+
+DOTTED = 2**19  # numbers of each factor that are multiplied at once in inner products
+
+
+@dataclass(eq=False)
+class Stage:
+    """Stage t: one layer, its recorded input and gradients, and its weights."""
+
+    name: str
+    layer: Layer
+    x: Tensor  # (B, …)
+    u: Parts  # nominal weights; a copy of them once `weights` has been changed
+    eta: float  # Q_uu = M / eta
+    p_h: list[Tensor]  # per column (the gradient of the batch loss first): cotangents at the output
+    p_x: list[Tensor | None]  # … and at the input, through this layer; None where it was not recorded
+    l_u: Parts | None = None  # gradient of the stage cost (weight decay)
+    p_h_dot_h: Tensor | None = None  # <p_h, h> of the gradient, where known
+    peers: Peers = ALONE  # the processes with the rest of the batch
+    recompute: bool | None = None  # whether per-sample gradients are computed twice rather than stored
+    moves: bool = True  # whether x depends on the layers before
+    state: dict[str, Any] = field(default_factory=dict)  # of curvature, momentum and damping, from step to step
+    weights: list[Tensor] = field(default_factory=list)  # the model's own, which the forward sweep changes
+    momentum: float = 0.0
+    changed: bool = field(default=False, init=False)  # whether `weights` differ from u
+    _gradients: SampleGradients | None = field(default=None, init=False)
+
+    @property
+    def batch(self) -> int:
+        """Samples in the whole batch."""
+        return len(self.x) if self.peers.alone else self.peers.batch(len(self.x))
+
+    def free(self) -> None:
+        """Drop the tensors of the size of the activations."""
+        self.x, self.p_h, self.p_x, self._gradients = self.x.new_empty(0), [], [], None
+
+    @property
+    def has_input_gradients(self) -> bool:
+        """Whether <p_x, dx> can be computed without p_h."""
+        return not self.moves or all(p is not None for p in self.p_x)
+
+    def free_output_gradients(self, displacement: Displacement) -> None:
+        """Drop p_h where the forward sweep needs only the per-sample gradients, which are explicit."""
+        if isinstance(self._gradients, Explicit) and displacement.chain and self.has_input_gradients:
+            self.p_h = []
+
+    def gradients(self, *, coupled: bool) -> SampleGradients:
+        """P_u of all columns, column r of sample i in row r B + i; coupled: each is multiplied with all others."""
+        if self._gradients is None:
+            R = len(self.p_h)
+            x, p = (self.x, self.p_h[0]) if R == 1 else (torch.cat([self.x] * R), torch.cat(self.p_h))
+            others = R * self.batch if coupled else 1
+            self._gradients = self.layer.sample_gradients(x, p, others=others, recompute=self.recompute)
+        return self._gradients
+
+
+@dataclass(eq=False)
+class Direction:
+    """d = l_u + sum over the batch of g_u' V_h + Q_ux dx: an explicit sum, or weights w of per-sample gradients."""
+
+    summed: Parts | None = None  # over the samples of this process
+    gradients: Sums | None = None
+    w: Tensor | None = None
+    l_u: Parts | None = None
+    peers: Peers = ALONE
+    _explicit: Parts | None = None
+
+    def parts(self) -> Parts:
+        """d, explicitly."""
+        if self._explicit is None:
+            if self.summed is None:
+                assert self.gradients is not None
+                assert self.w is not None
+                self.summed = self.gradients.combine(self.w)
+            self._explicit = add(self.peers.sum(self.summed), self.l_u)
+        return self._explicit
+
+    def solved(self, layer: Layer, metric: Metric) -> Parts:
+        """M^-1 d."""
+        if self.gradients is not None and self.w is not None and self._explicit is None and self.peers.alone:
+            solved = self.gradients.solved(self.w, metric)
+            return solved if self.l_u is None else add(solved, metric.solve(layer, self.l_u))
+        return metric.solve(layer, self.parts())
+
+    def add_to(self, u: list[Tensor], alpha: float) -> None:
+        """u <- u + alpha d, without materialising d where that can be avoided."""
+        rest = self.l_u
+        if self.gradients is not None and self.w is not None and self._explicit is None and self.peers.alone:
+            self.gradients.add_to(u, self.w, alpha)
+        else:
+            rest = self.parts()
+        if rest is not None:
+            for weight, part in zip(u, rest, strict=True):
+                weight.add_(part, alpha=alpha)
+
+
+Policy = Callable[[Tensor | None], Direction]
+"""d(x^), so that du = -eta M^-1 d; None stands for dx = 0."""
+
+
+@dataclass(eq=False)
+class Displacement:
+    """c_t = <p_x, dx>: what the layers before t have done to the predicted loss, for each column and sample.
+
+    In a chain it is computed at the input of layer t, exactly. In any other graph the state has parts that no layer's
+    input shows (skip connections), and c_t is kept as a ledger: each layer adds the effect of its own update,
+    <p_h, h^ - h> - <p_x, x^ - x>. Where p_x was not recorded, the layer is applied to dx instead:
+    <p_x, dx> = <p_h, g_x dx>, and the entry of the ledger is <p_h, g(x^, du)>.
+    """
+
+    chain: bool
+    once: bool = False  # whether a stage is visited only once, so that its tensors can be freed
+    _ledger: list[Tensor] | None = None
+
+    def at(self, stage: Stage, x_hat: Tensor | None) -> Tensor | None:
+        """c_t as (R B,); None for zero."""
+        if x_hat is None:
+            return None
+        if not self.chain:
+            return None if self._ledger is None else _cat(self._ledger)
+        if not stage.moves:
+            return None
+        x_hat = x_hat.to(stage.x.dtype)
+        if any(p is None for p in stage.p_x):
+            dh = stage.layer.apply(x_hat - stage.x, stage.u[:1])
+            columns = [per_sample_dot(p, dh) for p in stage.p_h]
+        else:
+            columns = [per_sample_dot(p, x_hat, stage.x) for p in stage.p_x if p is not None]
+            if self.once:
+                stage.p_x = []
+        return _cat(columns)
+
+    def after(self, stage: Stage, x_hat: Tensor, h_hat: Tensor) -> None:
+        """Add the effect of stage t's update to the ledger."""
+        if stage.p_h_dot_h is not None and len(stage.p_h) == 1 and stage.has_input_gradients:
+            own = per_sample_dot(stage.p_h[0], h_hat.to(stage.p_h[0].dtype)) - stage.p_h_dot_h
+            if stage.moves and stage.p_x[0] is not None:
+                own = own - per_sample_dot(stage.p_x[0], x_hat.to(stage.x.dtype), stage.x)
+            entries = [own]
+        else:
+            du = [new - old for new, old in zip(stage.weights, stage.u, strict=True)]
+            dh = stage.layer.apply(x_hat.to(stage.x.dtype), du)
+            entries = [per_sample_dot(p, dh) for p in stage.p_h]
+        before = self._ledger
+        self._ledger = entries if before is None else [a + b for a, b in zip(before, entries, strict=True)]
+
+
+def _cat(columns: list[Tensor]) -> Tensor:
+    return columns[0] if len(columns) == 1 else torch.cat(columns)
+
+
+def per_sample_dot(a: Tensor, b: Tensor, less: Tensor | None = None) -> Tensor:
+    """<a_i, b_i - less_i> for each sample i: (B, …), … -> (B,)."""
+    if a.numel() >= 2 * DOTTED:  # a few samples at a time, so that temporary tensors stay in the cache
+        n = max(1, len(a) * DOTTED // a.numel())
+        parts = [a.split(n), b.split(n), [None] * -(-len(a) // n) if less is None else less.split(n)]
+        return torch.cat([per_sample_dot(*some) for some in zip(*parts, strict=True)])
+    if less is not None:
+        b = b - less
+    return torch.linalg.vecdot(a, b) if a.dim() == 2 else torch.linalg.vecdot(a.flatten(1), b.flatten(1))

@@ -1,0 +1,139 @@
+"""`nn.Conv1d/2d/3d` as a linear map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ddpnopt.linear.layer import Layer, Parts
+
+WINDOWS = 100_000  # numbers of one sample's input up to which all kernel offsets are processed together
+CACHED = 600_000  # numbers of inputs and output gradients processed at once, to stay in the cache
+
+
+@dataclass(frozen=True)
+class Conv(Layer):
+    """`nn.Conv1d/2d/3d` with stride, padding of every mode, dilation and groups."""
+
+    weight_shape: tuple[int, ...]
+    bias: bool
+    groups: int
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]  # zeros at both ends, handed to the convolution
+    pad_first: tuple[int, ...] = ()  # in F.pad's order, where zeros at both ends do not say it
+    pad_mode: str = "constant"
+
+    def _padded(self, x: Tensor) -> Tensor:
+        return F.pad(x, self.pad_first, mode=self.pad_mode) if self.pad_first else x
+
+    @property
+    def _no_output_padding(self) -> list[int]:
+        return [0] * len(self.stride)
+
+    def apply(self, x: Tensor, u: Parts) -> Tensor:
+        bias = u[1] if len(u) > 1 else None
+        return torch.convolution(
+            self._padded(x), u[0], bias, self.stride, self.padding, self.dilation,
+            False, self._no_output_padding, self.groups,
+        )  # fmt: skip
+
+    def _backward(self, v: Tensor, x: Tensor, weight: Tensor, mask: list[bool]) -> tuple[Tensor, ...]:
+        bias_size = [self.weight_shape[0]] if mask[2] else None
+        grads: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+            v, x, weight, bias_size, self.stride, self.padding, self.dilation,
+            False, self._no_output_padding, self.groups, mask,
+        )  # fmt: skip
+        return grads
+
+    def input_grad(self, v: Tensor, weight: Tensor, x_shape: torch.Size) -> Tensor:
+        if not self.pad_first:
+            x = v.new_empty(1).expand(x_shape)  # only its shape is used
+            return self._backward(v, x, weight, [True, False, False])[0]
+        with torch.enable_grad():  # the adjoint of F.pad, whatever its mode
+            x = v.new_zeros(x_shape, requires_grad=True)
+            padded = self._padded(x)
+            inner = self._backward(v, padded.detach(), weight, [True, False, False])[0]
+            return torch.autograd.grad(padded, x, inner)[0]
+
+    def grad(self, x: Tensor, v: Tensor) -> Parts:
+        weight = v.new_empty(1).expand(self.weight_shape)  # only its shape is used
+        grads = self._backward(v, self._padded(x), weight, [False, True, self.bias])
+        return [grads[1], grads[2]] if self.bias else [grads[1]]
+
+    def _all_padded(self, x: Tensor) -> Tensor:
+        pads = [p for p in reversed(self.padding) for _ in range(2)]
+        return F.pad(self._padded(x), pads) if any(pads) else self._padded(x)
+
+    def sample_grads(self, x: Tensor, v: Tensor) -> Tensor:
+        if any(s > 1 for s in self.stride):
+            return super().sample_grads(x, v)
+        # With unit stride not all patches need to be materialised: with v laid out on the grid of the padded input,
+        # each kernel offset is one batched matrix product with the shifted input. Several offsets side by side make
+        # the products larger; a few samples at a time keep everything in the cache.
+        x, kernel, g = self._padded(x), self.weight_shape[2:], self.groups
+        B, C, O, K = len(x), x.shape[1] // g, v.shape[1] // g, prod(kernel)
+        grid = [n + 2 * p for n, p in zip(x.shape[2:], self.padding, strict=True)]
+        steps = [prod(grid[d + 1 :]) for d in range(len(grid))]  # of the flat padded input
+        places = [
+            sum(k * r * s for k, r, s in zip(place, self.dilation, steps, strict=True))
+            for place in product(*map(range, kernel))
+        ]
+        together = K if C * K * prod(grid) <= WINDOWS else kernel[-1]
+        starts, shifts = places[::together], places[:together]
+        length = 1 + sum((n - 1) * s for n, s in zip(v.shape[2:], steps, strict=True))  # from first to last place of v
+        width = prod(grid) - shifts[-1]
+        some = min(B, max(1, CACHED // (x.shape[1] + v.shape[1]) // prod(grid)))
+
+        inputs, gradients = (
+            _empty_like_layout(x, (some, g * C, *grid)).zero_(),
+            _empty_like_layout(v, (some, g * O, *grid)).zero_(),
+        )
+        inside = [slice(p, p + n) for p, n in zip(self.padding, x.shape[2:], strict=True)]
+        corner = [slice(n) for n in v.shape[2:]]
+        windows = _empty_like_layout(x, (some * g, together * C, width))
+        products = x.new_empty(len(starts), some * g, O, together * C)
+        out = x.new_empty(B, g, O, C, len(starts), together)
+        for b in range(0, B, some):
+            n = min(some, B - b)
+            inputs[(slice(n), slice(None), *inside)] = x[b : b + n]
+            gradients[(slice(n), slice(None), *corner)] = v[b : b + n]
+            flat = inputs[:n].flatten(2).reshape(n * g, C, -1)
+            for j, shift in enumerate(shifts):
+                windows[: n * g, j * C : (j + 1) * C] = flat[:, :, shift : shift + width]
+            left, right = gradients[:n].flatten(2).reshape(n * g, O, -1)[:, :, :length], windows[: n * g]
+            for i, start in enumerate(starts):
+                torch.bmm(left, right[:, :, start : start + length].mT, out=products[i, : n * g])
+            found = products[:, : n * g].view(len(starts), n, g, O, together, C)
+            out[b : b + n] = found.permute(1, 2, 3, 5, 0, 4)
+        return out.view(B, g, O, -1)
+
+    def patches(self, x: Tensor) -> Tensor:
+        kernel = self.weight_shape[2:]
+        x = self._all_padded(x)
+        for d, (k, s, r) in enumerate(zip(kernel, self.stride, self.dilation, strict=True)):
+            x = x.unfold(d + 2, r * (k - 1) + 1, s)[..., ::r]
+        # (B, C, out…, kernel…) -> (B, P, g, C/g * kernel)
+        n = len(kernel)
+        B, C, places = x.shape[0], x.shape[1], prod(x.shape[2 : 2 + n])
+        x = x.reshape(B, self.groups, C // self.groups, places, prod(kernel))
+        return x.permute(0, 3, 1, 2, 4).flatten(3)
+
+    def rows(self, h: Tensor) -> Tensor:
+        B, O = h.shape[:2]
+        return h.reshape(B, self.groups, O // self.groups, -1).permute(0, 3, 1, 2)
+
+    def unrows(self, rows: Tensor) -> Tensor:
+        return rows.permute(0, 2, 3, 1).flatten(1)
+
+
+def _empty_like_layout(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """An uninitialised tensor, (B, channels, …), with the channels last in memory if `like` has them so."""
+    if like.stride(1) < like.stride(-1):
+        return like.new_empty(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+    return like.new_empty(shape)
