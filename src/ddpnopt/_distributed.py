@@ -176,12 +176,12 @@ class Together(Peers):
 
     def gather_later(self, rows: Tensor, columns: int = 1) -> Callable[[], Tensor]:
         most = max(self.sizes)
-        R, behind = columns, rows.shape[1:]
+        R, rest = columns, rows.shape[1:]
         if len(set(self.sizes)) > 1:  # collectives need one shape
-            padded = rows.new_zeros(R, most, *behind)
-            padded[:, : len(rows) // R] = rows.view(R, -1, *behind)
+            padded = rows.new_zeros(R, most, *rest)
+            padded[:, : len(rows) // R] = rows.view(R, -1, *rest)
             rows = padded
-        wait = self.group.gather_later(rows.view(R, most, *behind))
+        wait = self.group.gather_later(rows.view(R, most, *rest))
 
         def gathered() -> Tensor:
             parts = [part[:, :size] for part, size in zip(wait(), self.sizes, strict=True)]

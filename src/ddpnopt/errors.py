@@ -1,4 +1,4 @@
-"""The errors of the package: each says what was wrong, where, and what to do."""
+"""The errors of the package: each says what is wrong, where, and what to do."""
 
 
 class DDPNOptError(Exception):
@@ -6,11 +6,11 @@ class DDPNOptError(Exception):
 
 
 class OptionError(DDPNOptError, ValueError):
-    """An option has a value that makes no sense, alone or beside another."""
+    """An option has an invalid value, or one that cannot be combined with another."""
 
 
 class ModelError(DDPNOptError, ValueError):
-    """The model, or the way in which its layers ran, cannot be handled."""
+    """The model, or the way in which its layers ran, is not supported."""
 
 
 class StepError(DDPNOptError, RuntimeError):
@@ -18,7 +18,7 @@ class StepError(DDPNOptError, RuntimeError):
 
 
 class PeerError(DDPNOptError, RuntimeError):
-    """Another process of data-parallel training has died or gone away; weights and state are as they were."""
+    """Another process of data-parallel training has died or left; weights and state are as they were."""
 
 
 class NonFiniteError(DDPNOptError, FloatingPointError):

@@ -19,8 +19,7 @@ from ddpnopt._step import Step
 from ddpnopt._value import ValueForm
 from ddpnopt.checkpoint import STATE_KEY, check_state, state_header
 from ddpnopt.curvature.base import Curvature
-from ddpnopt.curvature.diagonal import Adam, Identity, RMSprop
-from ddpnopt.curvature.kronecker import EKFAC, KFAC
+from ddpnopt.curvature.names import curvature_of
 from ddpnopt.ddp.terminal import TerminalOption
 from ddpnopt.errors import ModelError, NonFiniteError, OptionError, StepError
 from ddpnopt.report import Report
@@ -33,13 +32,6 @@ DEFAULT_RELAX = 1.0
 DEFAULT_RELAX_SAMPLES = 6400.0
 DEFAULT_DOF = 0.25
 INPUT_GRADIENTS_FROM = 2**15  # weights: applying a smaller layer again is faster than recording its input gradient
-CURVATURES: dict[str, Callable[[], Curvature]] = {
-    "identity": Identity,
-    "rmsprop": RMSprop,
-    "adam": Adam,
-    "kfac": KFAC,
-    "ekfac": EKFAC,
-}
 NOT_GIVEN: Any = type("NotGiven", (), {"__repr__": lambda self: "NOT_GIVEN"})()
 """The default of an option for which None is a value of its own."""
 
@@ -185,7 +177,7 @@ class DDPNOpt(HookedOptimizer):
             raise ModelError("The model has no trainable parameters.")
         check_devices(model)
 
-        self.model, self.curvature = model, _curvature(curvature)
+        self.model, self.curvature = model, curvature_of(curvature)
         self.feedback, self.closed_loop = feedback, closed_loop is not False
         self.relax, self.relax_samples = relax, relax_samples
         self.on_nonfinite, self.diagnostics, self.recompute = on_nonfinite, diagnostics, recompute
@@ -207,12 +199,8 @@ class DDPNOpt(HookedOptimizer):
         input_gradients_from: float = INPUT_GRADIENTS_FROM if recompute is None else 0
         if recompute or not feedback:
             input_gradients_from = math.inf
-        self._capture = Capture(
-            model,
-            layers,
-            skip_weight_grads=feedback and not weight_grads,
-            input_gradients_from=input_gradients_from,
-        )
+        skip = feedback and not weight_grads
+        self._capture = Capture(model, layers, skip_weight_grads=skip, input_gradients_from=input_gradients_from)
         self._group = Group(None if data_parallel is True else data_parallel) if data_parallel else None
         if self._group is not None:
             self._group.broadcast(model)
@@ -349,12 +337,3 @@ def _refuse(options: dict[str, Any], form: str) -> None:
         given = value is not NOT_GIVEN if name == "relax_samples" else value is not None
         if given:
             raise OptionError(f"{name}={value!r} has no effect with {form}. Leave {name} out.")
-
-
-def _curvature(option: str | Curvature) -> Curvature:
-    names = ", ".join(repr(name) for name in CURVATURES)
-    if isinstance(option, str) and option in CURVATURES:
-        return CURVATURES[option]()
-    if isinstance(option, str) or not isinstance(option, Curvature):
-        raise OptionError(f"curvature={option!r} must be one of {names}, or implement `ddpnopt.Curvature`.")
-    return option

@@ -1,4 +1,4 @@
-"""What a step tells about itself."""
+"""Diagnostics of a step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LayerReport:
 
 @dataclass
 class Report:
-    """What the last step did. With `diagnostics=True` all of it, else only what costs nothing."""
+    """What the last step did. With `diagnostics=True` everything, otherwise only what costs nothing."""
 
     step: int = 0
     skipped: int = 0  # steps not taken so far because something was not finite (on_nonfinite="skip")
@@ -25,6 +25,6 @@ class Report:
     actual: float | None = None  # change of the batch loss on the same batch, by the new outputs
     shortened: int = 0  # steps so far that were shortened because the loss of the same batch would have risen
     undone: int = 0  # … and those given up
-    guarded: float | None = None  # share of sample-layers with s > 1
+    guarded: float | None = None  # fraction of sample-layers with s > 1
     layers: dict[str, LayerReport] = field(default_factory=dict)
     open_loop: list[str] = field(default_factory=list)  # parameters updated without feedback

@@ -119,7 +119,7 @@ def descend(
     metric: Metric,
     layer: Layer | None,
 ) -> Parts:
-    """u <- u - eta M^-1 d with the running averages of the base optimizer; returns the step behind -eta."""
+    """u <- u - eta M^-1 d with the running averages of the base optimizer; returns M^-1 d."""
     return _descend(weights, state, metric.solve(layer, curvature.direction(state, d)), eta, momentum)
 
 

@@ -235,7 +235,8 @@ class Capture(Playback):
         if model_layer.name in recording.names:
             raise ModelError(
                 f"Layer '{model_layer.name}' ran twice in one forward pass, but DDPNOpt needs one time step per layer: "
-                f"give each use its own module, or leave this layer to the base optimizer with exclude=['{model_layer.name}']."
+                f"give each use its own module, or use the base optimizer for this layer: "
+                f"exclude=['{model_layer.name}']."
             )
         recording.names.add(model_layer.name)
         model_layer.refresh()

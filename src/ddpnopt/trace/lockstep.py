@@ -39,7 +39,7 @@ class Turn(Generic[Gate, Result]):
                 self.result = self._call(self)
         except _Closed:
             pass
-        except BaseException as error:  # handed to whoever waits in resume()
+        except BaseException as error:  # raised again in resume()
             self._error = error
         self.done = True
         self._sleep.release()

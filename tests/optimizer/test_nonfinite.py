@@ -1,0 +1,137 @@
+"""Numbers that are not finite are refused or skipped, and leave weights and state as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from optimizer_networks import cnn, equal, fcn, images, same, snapshot, train, vectors, weights
+from torch import Tensor, nn
+
+from ddpnopt import DDPNOpt, NonFiniteError
+
+VALUES = ["outer", "batch", "full"]
+
+
+def backward(model: nn.Module, factor: float = 1.0) -> None:
+    x, y = vectors()
+    (factor * F.cross_entropy(model(x), y)).backward()
+
+
+CURVATURES = ["identity", "rmsprop", "adam", "kfac", "ekfac"]
+
+
+def started(value: str, curvature: str = "identity", **options: Any) -> tuple[nn.Module, DDPNOpt]:
+    """Two steps in, so that there is state to spoil."""
+    model = fcn()
+    momentum = 0.0 if curvature == "adam" else 0.9
+    opt = DDPNOpt(model, lr=0.01, value=value, curvature=curvature, momentum=momentum, **options)
+    train(model, opt, vectors, 2)
+    return model, opt
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("curvature", CURVATURES)
+@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
+def test_raise_leaves_weights_and_state_bit_for_bit(factor: float, curvature: str, value: str) -> None:
+    model, opt = started(value, curvature)
+    before, state = weights(model), snapshot(opt.state_dict())
+    opt.zero_grad()
+    backward(model, factor)
+    with pytest.raises(NonFiniteError, match=r"not finite.*on_nonfinite='skip'"):
+        opt.step()
+    assert same(before, model)
+    assert equal(state, opt.state_dict())
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("feedback", [True, False])
+def test_skip_counts_leaves_everything_and_goes_on(feedback: bool, value: str) -> None:
+    model, opt = started(value, on_nonfinite="skip", feedback=feedback)
+    before, state = weights(model), snapshot(opt.state_dict())
+    for n in (1, 2):
+        opt.zero_grad()
+        backward(model, float("nan"))
+        opt.step()
+        assert opt.report.skipped == n
+        assert opt.report.step == 2
+        assert same(before, model)
+        assert equal(state, opt.state_dict())
+    train(model, opt, vectors, 1)
+    assert opt.report.step == 3
+    assert not any(map(torch.equal, before, model.parameters()))
+
+
+def test_a_skipped_step_leaves_no_trace_in_what_follows() -> None:
+    results = []
+    for spoil in (True, False):
+        torch.manual_seed(0)
+        model, opt = started("outer", "adam", on_nonfinite="skip")
+        if spoil:
+            opt.zero_grad()
+            backward(model, float("nan"))
+            opt.step()
+        train(model, opt, vectors, 3)
+        results.append(weights(model))
+    assert same(*results)
+
+
+def huge_step(opt: DDPNOpt, model: nn.Module, data: Callable[..., tuple[Tensor, Tensor]], factor: float) -> None:
+    for group in opt.param_groups:
+        group["lr"] = 3e38
+    x, y = data(seed=7)
+    opt.zero_grad()
+    (factor * F.cross_entropy(model(x.float()), y)).backward()
+    opt.step()
+
+
+@pytest.mark.parametrize("options", [{"value": "outer"}, {"value": "full"}, {"feedback": False}], ids=str)
+@pytest.mark.parametrize("curvature", ["identity", "kfac"])
+@pytest.mark.parametrize("net", ["fcn", "cnn"])
+def test_an_update_that_overflows_leaves_weights_and_state_bit_for_bit(
+    net: str, curvature: str, options: dict[str, Any]
+) -> None:
+    model, data = (fcn().float(), vectors) if net == "fcn" else (cnn().float(), images)
+    opt = DDPNOpt(model, lr=0.01, curvature=curvature, momentum=0.5, **options)
+    train(model, opt, data, 2)
+    before, state = weights(model), snapshot(opt.state_dict()["state"])
+    with pytest.raises(NonFiniteError):
+        huge_step(opt, model, data, 1e5)
+    assert same(before, model)
+    assert equal(state, opt.state_dict()["state"])
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("curvature", CURVATURES)
+@pytest.mark.parametrize("net", ["fcn", "cnn"])
+def test_whatever_the_learning_rate_the_step_is_refused_or_finite(net: str, curvature: str, value: str) -> None:
+    model, data = (fcn().float(), vectors) if net == "fcn" else (cnn().float(), images)
+    opt = DDPNOpt(model, lr=0.01, value=value, curvature=curvature, on_nonfinite="skip")
+    train(model, opt, data, 2)
+    before, state = weights(model), snapshot(opt.state_dict()["state"])
+    huge_step(opt, model, data, 1.0)
+    if opt.report.skipped:
+        assert same(before, model)
+        assert equal(state, opt.state_dict()["state"])
+    else:
+        assert model(data(seed=7)[0].float()).isfinite().all()
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("curvature", CURVATURES)
+def test_a_gradient_whose_square_overflows_is_skipped_or_survived(curvature: str, value: str) -> None:
+    model = fcn().float()
+    opt = DDPNOpt(model, lr=1e-3, value=value, curvature=curvature, on_nonfinite="skip")
+    train(model, opt, vectors, 1)
+    for group in opt.param_groups:
+        group["lr"] = 1e-30
+    before = weights(model)
+    opt.zero_grad()
+    x, y = vectors()
+    (1e25 * F.cross_entropy(model(x.float()), y)).backward()
+    opt.step()
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert opt.report.skipped == 0 or same(before, model)
