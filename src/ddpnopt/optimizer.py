@@ -28,9 +28,10 @@ from ddpnopt.trace.hooks import Capture
 from ddpnopt.trace.model_layers import check_devices, find_layers
 
 DEFAULT_LR = 3.0  # of value="batch": 1 / damping. Found over six tasks, see docs/method.md
-DEFAULT_RELAX = 1.0
-DEFAULT_RELAX_SAMPLES = 6400.0
-DEFAULT_DOF = 0.25
+DEFAULTS: dict[str, Any] = {
+    "closed_loop": True, "relax": 1.0, "relax_samples": 6400.0, "dof": 0.25, "guard": True, "order": 1, "vxx_reg": 0.0,
+}  # fmt: skip
+"""Values of options that are not given, where they apply."""
 INPUT_GRADIENTS_FROM = 2**15  # weights: applying a smaller layer again is faster than recording its input gradient
 NOT_GIVEN: Any = type("NotGiven", (), {"__repr__": lambda self: "NOT_GIVEN"})()
 """The default of an option for which None is a value of its own."""
@@ -158,16 +159,15 @@ class DDPNOpt(HookedOptimizer):
         if value == "batch":
             _refuse({"guard": guard}, "value='batch', whose gains are bounded: it needs value='outer' or 'full'")
 
-        relax = DEFAULT_RELAX if relax is None else relax
-        relax_samples = DEFAULT_RELAX_SAMPLES if relax_samples is NOT_GIVEN else relax_samples
+        relax = DEFAULTS["relax"] if relax is None else relax
+        relax_samples = DEFAULTS["relax_samples"] if relax_samples is NOT_GIVEN else relax_samples
         require(0 < relax <= 1, "relax", relax, "in (0, 1]")
         require(relax_samples is None or relax_samples > 0, "relax_samples", relax_samples, "positive, or None")
         if terminal is None:
             terminal = "sqrt" if value == "batch" else "gn"
-        self.form = ValueForm(
-            value, terminal, 1 if order is None else order, 0.0 if vxx_reg is None else vxx_reg,
-            guard=guard is not False, mean=reduction == "mean", dof=DEFAULT_DOF if dof is None else dof,
-        )  # fmt: skip
+        given = {"order": order, "vxx_reg": vxx_reg, "guard": guard, "dof": dof}
+        settings = {name: DEFAULTS[name] if chosen is None else chosen for name, chosen in given.items()}
+        self.form = ValueForm(value, terminal, mean=reduction == "mean", **settings)
         if lr is None:
             if value != "batch" or not feedback:
                 raise OptionError("lr: only value='batch' with feedback has a default learning rate; give one.")
@@ -178,7 +178,8 @@ class DDPNOpt(HookedOptimizer):
         check_devices(model)
 
         self.model, self.curvature = model, curvature_of(curvature)
-        self.feedback, self.closed_loop = feedback, closed_loop is not False
+        self.feedback = feedback
+        self.closed_loop = DEFAULTS["closed_loop"] if closed_loop is None else closed_loop
         self.relax, self.relax_samples = relax, relax_samples
         self.on_nonfinite, self.diagnostics, self.recompute = on_nonfinite, diagnostics, recompute
         self.data_parallel = data_parallel

@@ -36,7 +36,7 @@ def test_the_site_builds_without_a_warning_and_has_every_page(site: Path) -> Non
 
 def test_the_reference_is_made_from_the_docstrings(site: Path) -> None:
     text = (site / "api" / "optimizer.html").read_text(encoding="utf-8")
-    assert "share of each sample's loss that a step of" in text.replace("&#39;", "'")
+    assert "fraction of each sample's loss that a step of" in text.replace("&#39;", "'")
     assert text.count("<code>on_nonfinite</code>") >= 1
 
 

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from ddpnopt import DDPNOpt
 from ddpnopt.lab.baselines import EKFAC, EMSA, KFAC, SGDVGR, VanillaDDP
 from ddpnopt.lab.errors import ExperimentError, UnknownNameError
+from ddpnopt.optimizer import DEFAULTS
 
 Factory = Callable[..., Optimizer]
 """Called with the model, the keyword `lr` unless the method's own default is wanted, and further options."""
@@ -59,7 +60,7 @@ def ddpnopt_defaults() -> dict[str, Any]:
     """The defaults of DDPNOpt's options: results are kept apart when they change."""
     parameters = inspect.signature(DDPNOpt.__init__).parameters.values()
     decisive = (p for p in parameters if p.name != "recompute")  # that one changes memory and time alone
-    return {p.name: p.default for p in decisive if p.default is not inspect.Parameter.empty}
+    return {p.name: p.default for p in decisive if p.default is not inspect.Parameter.empty} | DEFAULTS
 
 
 def is_convolutional(model: nn.Module) -> bool:

@@ -22,7 +22,7 @@ def test_it_is_ddpnopt_without_feedback_step_for_step(optimizer, curvature, netw
     other = copy.deepcopy(model)
     one = optimizer(model, 0.05, damping=0.1, refresh=2, decay=0.6, momentum=0.5, weight_decay=0.01)
     two = DDPNOpt(
-        other, 0.05, value="outer", terminal="gn", curvature=curvature(0.1, 2, 0.6), feedback=False,
+        other, 0.05, value="outer", curvature=curvature(0.1, 2, 0.6), feedback=False,
         momentum=0.5, weight_decay=0.01,
     )  # fmt: skip
     for _ in range(5):

@@ -121,7 +121,8 @@ def one_step(seed: int, lr: float) -> Comparison:
 
 def _stepped(model: nn.Sequential, x: Tensor, target: Tensor, lr: float, **options: Any) -> nn.Sequential:
     trained = copy.deepcopy(model)
-    optimizer = DDPNOpt(trained, lr, value="full", terminal=_half_squared, **options)
+    form = options if options.get("feedback") is False else {"terminal": _half_squared, **options}
+    optimizer = DDPNOpt(trained, lr, value="full", **form)
     optimizer.zero_grad()
     _loss(trained(x), target).backward()
     optimizer.step()

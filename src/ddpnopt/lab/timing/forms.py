@@ -32,6 +32,10 @@ def _outer(**options: Any) -> Callable[[nn.Module], Optimizer]:
     return _ddpnopt(**{"lr": LR, "value": "outer", "terminal": "gn", **options})
 
 
+def _no_feedback(**options: Any) -> Callable[[nn.Module], Optimizer]:
+    return _ddpnopt(**{"lr": LR, "feedback": False, **options})
+
+
 def _batch(**options: Any) -> Callable[[nn.Module], Optimizer]:
     return _ddpnopt(**{"lr": LR, "value": "batch", **options})
 
@@ -45,7 +49,7 @@ _ELEMENTWISE = {"rmsprop": "RMSprop", "adam": "Adam"}
 
 OURS = (
     Form("ddpnopt", "DDPNOpt(model)", _ddpnopt(), "no-feedback", settles=EARLY),
-    Form("no-feedback", "feedback=False", _outer(feedback=False)),
+    Form("no-feedback", "feedback=False", _no_feedback()),
     Form("batch", "batch", _batch(), "no-feedback", settles=EARLY),
     Form("recompute", "batch, recompute", _batch(recompute=True, average=False), "no-feedback", settles=EARLY),
     Form("batch-open", "batch, open loop", _batch(closed_loop=False), "no-feedback", settles=EARLY),
@@ -59,7 +63,7 @@ OURS = (
         "no-feedback",
         square=True,
     ),
-    *(Form(f"{c}-no-feedback", f"{label}, no feedback", _outer(curvature=c, feedback=False))
+    *(Form(f"{c}-no-feedback", f"{label}, no feedback", _no_feedback(curvature=c))
       for c, label in _ELEMENTWISE.items()),
     *(Form(f"batch-{c}", f"batch, {label}", _batch(curvature=c), f"{c}-no-feedback", settles=EARLY)
       for c, label in _ELEMENTWISE.items()),
