@@ -166,7 +166,9 @@ class DDPNOpt(HookedOptimizer):
         if terminal is None:
             terminal = "sqrt" if value == "batch" else "gn"
         given = {"order": order, "vxx_reg": vxx_reg, "guard": guard, "dof": dof}
-        settings = {name: DEFAULTS[name] if chosen is None else chosen for name, chosen in given.items()}
+        settings: dict[str, Any] = {
+            name: DEFAULTS[name] if chosen is None else chosen for name, chosen in given.items()
+        }
         self.form = ValueForm(value, terminal, mean=reduction == "mean", **settings)
         if lr is None:
             if value != "batch" or not feedback:

@@ -14,6 +14,7 @@ from ddpnopt.linear.layer import Layer, Parts, add
 from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import Explicit, SampleGradients, Sums
 
+EMPTY = torch.empty(0)
 DOTTED = 2**19  # numbers of each factor that are multiplied at once in inner products
 
 
@@ -46,7 +47,7 @@ class Stage:
 
     def free(self) -> None:
         """Drop the tensors of the size of the activations."""
-        self.x, self.p_h, self.p_x, self._gradients = self.x.new_empty(0), [], [], None
+        self.x, self.p_h, self.p_x, self._gradients = EMPTY, [], [], None
 
     @property
     def has_input_gradients(self) -> bool:

@@ -15,6 +15,8 @@ from ddpnopt.errors import ModelError, StepError
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.trace.model_layers import ModelLayer
 
+EMPTY = torch.empty(0)
+
 
 @dataclass(eq=False)
 class LayerRecord:
@@ -41,7 +43,7 @@ class LayerRecord:
 
     def free(self) -> None:
         """Drop the tensors of the size of the activations, which the step has taken over."""
-        self.x, self.p_h, self.p_x = self.x.new_empty(0), None, None
+        self.x, self.p_h, self.p_x = EMPTY, None, None
 
 
 @dataclass(eq=False)
