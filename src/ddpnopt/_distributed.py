@@ -131,7 +131,7 @@ class Group:
         path: str = "",
         extra: bool = False,
     ) -> Together | None:
-        """Synchronise before a step: raises on all ranks if one cannot take it; None if any has overflown."""
+        """Synchronise before a step: raises on all ranks if one cannot take it; None if any has overflowed."""
         mark = float(zlib.crc32(path.encode()))
         own = torch.tensor([status, samples, total, mark, float(extra)], dtype=torch.float64, device=device)
         rows = torch.stack(self.gather_later(own)()).tolist()

@@ -104,7 +104,7 @@ class Step:
     # -- agree -------------------------------------------------------------------------------------------------------
 
     def agree(self) -> bool:
-        """Agree with the other processes on the whole batch and the scale of its loss; False if one has overflown."""
+        """Agree with the other processes on the whole batch and the scale of its loss; False if one has overflowed."""
         opt, group, recording = self.opt, self.group, self.recording
         if group is None:
             if not math.isfinite(self._gradient_sum):
@@ -258,7 +258,7 @@ class Step:
             p.detach().copy_(old)
         for p, state in self._states.items():
             self.opt.state[p] = dict(state)
-        self.stages, self.outputs = [], None
+        self.stages, self.policies, self.outputs = [], [], None
 
     def finish(self) -> None:
         """Check what was written, and count the samples."""
