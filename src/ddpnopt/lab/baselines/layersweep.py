@@ -19,7 +19,7 @@ from ddpnopt.control.backward import Sweep
 
 
 @dataclass(frozen=True)
-class Layer:
+class SweepLayer:
     """One stage at the current trajectory."""
 
     x: Tensor  # x~, (B, j)
@@ -29,13 +29,13 @@ class Layer:
     inputs: int  # i: how many of the j are the state
 
 
-def linearise(sigma: Callable[[Tensor], Tensor], x: Tensor, parameters: Sequence[Tensor]) -> Layer:
+def linearise(sigma: Callable[[Tensor], Tensor], x: Tensor, parameters: Sequence[Tensor]) -> SweepLayer:
     """The layer with the elementwise function sigma at the input x (B, i); parameters are weight and bias, if any."""
     weight, *bias = parameters
     u = torch.cat([weight.mT, *(b.unsqueeze(0) for b in bias)])
     ones = [x.new_ones(len(x), 1)] if bias else []
     x_tilde = torch.cat([x, *ones], dim=1)
-    return Layer(x_tilde, u, *_slopes(sigma, x_tilde @ u), x.shape[1])
+    return SweepLayer(x_tilde, u, *_slopes(sigma, x_tilde @ u), x.shape[1])
 
 
 def _slopes(sigma: Callable[[Tensor], Tensor], h: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,7 +49,7 @@ def _slopes(sigma: Callable[[Tensor], Tensor], h: Tensor) -> tuple[Tensor, Tenso
     return first.detach(), second
 
 
-def sweep(layers: list[Layer], phi_x: Tensor, phi_xx: Tensor, mu: float, decay: float) -> Sweep:
+def sweep(layers: list[SweepLayer], phi_x: Tensor, phi_xx: Tensor, mu: float, decay: float) -> Sweep:
     """Gains for the stage cost decay/2 |u|^2 + mu/2 |du|^2; phi_x is (B n_T,), phi_xx (B n_T, B n_T).
 
     The first stage's state is a constant of the problem, which has one number instead; its K is zero. The sweep ends
@@ -86,7 +86,7 @@ class _Gains:
     V_xx: Tensor  # (B i, B i)
 
 
-def _inner(layer: Layer, V_h: Tensor, V_hh: Tensor, mu: float, decay: float) -> _Gains | None:
+def _inner(layer: SweepLayer, V_h: Tensor, V_hh: Tensor, mu: float, decay: float) -> _Gains | None:
     B, j = layer.x.shape
     o, i = layer.u.shape[1], layer.inputs
     W = layer.u[:i]  # (i, o)
@@ -107,7 +107,7 @@ def _inner(layer: Layer, V_h: Tensor, V_hh: Tensor, mu: float, decay: float) -> 
     return _Gains(k, K, k @ Q_u, V_x, 0.5 * (V_xx + V_xx.mT))
 
 
-def _first(layer: Layer, V_h: Tensor, V_hh: Tensor, mu: float, decay: float) -> _Gains | None:
+def _first(layer: SweepLayer, V_h: Tensor, V_hh: Tensor, mu: float, decay: float) -> _Gains | None:
     """Where the state is constant, weights matter only along the span of the batch: B directions where B < j.
 
     Across it Q_uu is decay I and Q_u decay u.
@@ -126,7 +126,7 @@ def _first(layer: Layer, V_h: Tensor, V_hh: Tensor, mu: float, decay: float) -> 
     return _Gains(k, k.new_zeros(len(k), 1), k @ Q_u, none, none[None])
 
 
-def _weight_gradient(layer: Layer, V_h: Tensor, decay: float) -> Tensor:
+def _weight_gradient(layer: SweepLayer, V_h: Tensor, decay: float) -> Tensor:
     return (layer.x.mT @ V_h + decay * layer.u).reshape(-1)
 
 
@@ -140,7 +140,7 @@ def _damped_factor(x: Tensor, V_hh: Tensor, o: int, damping: float) -> Tensor | 
     return factor if int(info) == 0 else None
 
 
-def _as_parameters(rows: Tensor, layer: Layer) -> Tensor:
+def _as_parameters(rows: Tensor, layer: SweepLayer) -> Tensor:
     """Rows in the order (j, o) of W~ to that of weight (o, i) and bias (o,)."""
     j, o = layer.u.shape
     i, rest = layer.inputs, rows.shape[1:]

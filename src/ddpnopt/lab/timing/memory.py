@@ -23,7 +23,7 @@ def peak_bytes(stepper: Stepper) -> int:
     The second of two steps counts: the profiler knows the size of what it frees only if it has seen it allocated. Where
     something is refreshed now and then, the second of two periods.
     """
-    period = range(stepper.form.period)
+    period = range(stepper.method.timing.period)
     with _silence(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         for _ in period:
             stepper.step()

@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
 from ddpnopt.lab import style
+from ddpnopt.lab.methods.method import UNIT
 from ddpnopt.lab.timing import growth
 from ddpnopt.lab.timing.growth import Growth
 from ddpnopt.lab.timing.speed import Cost
 from ddpnopt.lab.timing.speed_report import groups
-from ddpnopt.lab.timing.steppers import UNIT
 
 TIME, MEMORY = style.COLOURS["ddpnopt"], style.COLOURS["adamw"]
 
@@ -22,8 +22,8 @@ LINEAR = 8
 
 
 def draw(costs: Sequence[Cost], stem: Path) -> list[Path]:
-    """One panel a network: time and memory of every form in units of SGD's. `<stem>.png` and `<stem>.svg`."""
-    panels = groups(cost for cost in costs if cost.applies and cost.form.name != UNIT)
+    """One panel per network: time and memory of every method in units of SGD's. Saved as `<stem>.svg`."""
+    panels = groups(cost for cost in costs if cost.applies and cost.method.name != UNIT)
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     tallest = max(len(found) for found in panels.values())
@@ -39,7 +39,7 @@ def draw(costs: Sequence[Cost], stem: Path) -> list[Path]:
         made.suptitle("Cost of a step, SGD = 1", x=0.012, ha="left", fontsize=12.5, fontweight="bold")
         text = "Time: median of ratios taken round by round, and quartiles. Memory: peak of a step, weights included."
         made.supxlabel(text, x=0.012, ha="left", fontsize=8, color=style.SOFT_INK)
-        return style.save(made, stem)
+        return style.save(made, stem, ("svg",))
 
 
 def draw_growth(what: str, found: Sequence[Growth], stem: Path) -> list[Path]:
@@ -48,16 +48,21 @@ def draw_growth(what: str, found: Sequence[Growth], stem: Path) -> list[Path]:
         made, (left, right) = style.figure(2, width=4.7, height=3.8)
         for position, each in enumerate(found):
             sizes = growth.SIZES[what][: len(each.costs)]
-            colour = style.colour(each.form.name, position)
+            colour = style.colour(each.method.name, position)
             times = [cost.milliseconds for cost in each.costs]
             left.plot(
-                sizes, times, label=f"{each.form.label}: {each.time:.1f}", color=colour, marker="o", markersize=3.5
+                sizes,
+                times,
+                label=f"{each.method.timing_label}: {each.time:.1f}",
+                color=colour,
+                marker="o",
+                markersize=3.5,
             )
             megabytes = [cost.bytes / 1e6 for cost in each.costs]
             right.plot(
                 sizes,
                 megabytes,
-                label=f"{each.form.label}: {each.memory:.1f}",
+                label=f"{each.method.timing_label}: {each.memory:.1f}",
                 color=colour,
                 marker="o",
                 markersize=3.5,
@@ -71,7 +76,7 @@ def draw_growth(what: str, found: Sequence[Growth], stem: Path) -> list[Path]:
             axes.yaxis.set_minor_locator(NullLocator())
             axes.legend(loc="upper left", handlelength=1.2, fontsize=8, title="exponent", title_fontsize=8)
         made.suptitle(f"Growth with the {what}", x=0.012, ha="left", fontsize=12.5, fontweight="bold")
-        return style.save(made, stem)
+        return style.save(made, stem, ("svg",))
 
 
 def _bars(axes: Axes, found: Sequence[Cost]) -> None:
@@ -93,7 +98,7 @@ def _bars(axes: Axes, found: Sequence[Cost]) -> None:
                 fontsize=7.5,
                 color=style.SOFT_INK,
             )
-    axes.set_yticks(list(rows), [cost.form.label for cost in found], color=style.INK, fontsize=9)
+    axes.set_yticks(list(rows), [cost.method.timing_label for cost in found], color=style.INK, fontsize=9)
     axes.axvline(1, color=style.SOFT_INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=4)
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
