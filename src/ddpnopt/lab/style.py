@@ -115,16 +115,17 @@ def figure(columns: int = 1, rows: int = 1, *, width: float = 4.6, height: float
 def save(made: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Writes `<stem>.png` and `<stem>.svg`, or one of them."""
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
-    for path in paths:
-        # No date: a repeated run gives the same file.
-        made.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-        if path.suffix == ".svg":
-            path.write_text(compact_svg(path.read_text(encoding="utf-8")), encoding="utf-8")
+    with style():  # SVG text as text: the settings count when the file is written
+        for path in paths:
+            # No date: a repeated run gives the same file.
+            made.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+            if path.suffix == ".svg":
+                path.write_text(compact_svg(path.read_text(encoding="utf-8")), encoding="utf-8")
     return paths
 
 
 def compact_svg(text: str) -> str:
-    """Coordinates to a hundredth of a point: a third of the file, and nothing that can be seen."""
+    """Coordinates to a hundredth of a point: a smaller file that looks the same."""
     return _ATTRIBUTE.sub(lambda found: _DECIMALS.sub(_rounded, found.group()), text)
 
 

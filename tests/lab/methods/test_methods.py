@@ -8,8 +8,18 @@ from torch import nn
 from torch.nn import functional as F
 
 from ddpnopt import DDPNOpt
-from ddpnopt.lab.errors import ExperimentError, UnknownNameError
-from ddpnopt.lab.methods import METHODS, make_optimizer
+from ddpnopt.lab.errors import ExperimentError, NoDefaultRateError, UnknownNameError
+from ddpnopt.lab.methods.registry import (
+    ABLATIONS,
+    GROWING,
+    METHODS,
+    PEER_METHODS,
+    PROFILED,
+    TIMED_METHODS,
+    TRAINED_METHODS,
+    WINDOW_METHODS,
+    make_optimizer,
+)
 
 PAPER = [name for name in METHODS if name.startswith("ddpnopt-")]
 
@@ -33,7 +43,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[float, flo
     return losses[0], losses[-1]
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "ddpnopt"])
+@pytest.mark.parametrize("name", [name for name in TRAINED_METHODS if name != "ddpnopt"])
 def test_every_method_lowers_the_loss_at_its_default_learning_rate(name: str) -> None:
     model = small()
     optimizer = make_optimizer(name, model)
@@ -58,7 +68,7 @@ def test_the_papers_variants_take_the_exact_hessian_for_an_fcn_and_the_factors_f
         seen[len(seen)] = options
         return torch.optim.SGD(model.parameters(), lr=1.0)
 
-    monkeypatch.setattr("ddpnopt.lab.methods.DDPNOpt", note)
+    monkeypatch.setattr("ddpnopt.lab.methods.factories.DDPNOpt", note)
     make_optimizer(name, small())
     make_optimizer(name, nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)))
     assert (seen[0]["value"], seen[0]["terminal"]) == ("full", "cross_entropy")
@@ -106,3 +116,17 @@ def test_grids_span_the_ranges_of_the_papers_table_and_hold_the_default(name: st
     grid = METHODS[name].grid
     assert (min(grid), max(grid)) == (low, high)
     assert METHODS[name].lr in grid
+
+
+def test_every_list_of_a_command_is_part_of_the_one_registry() -> None:
+    lists = (TRAINED_METHODS, WINDOW_METHODS, ABLATIONS, TIMED_METHODS, PEER_METHODS, GROWING, PROFILED)
+    assert all(name in METHODS for names in lists for name in names)
+    assert all(METHODS[name].name == name for name in METHODS)
+    assert set(GROWING) | set(PROFILED) | set(PEER_METHODS) <= set(TIMED_METHODS)
+    assert all(METHODS[name].lowest_decade is not None for name in (*WINDOW_METHODS, *ABLATIONS))
+
+
+def test_a_form_without_a_default_rate_says_so() -> None:
+    with pytest.raises(NoDefaultRateError, match="uncoupled: "):
+        make_optimizer("uncoupled", small())
+    assert make_optimizer("uncoupled", small(), lr=0.1).param_groups[0]["lr"] == 0.1

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from ddpnopt.lab.data import Dataset, load
-from ddpnopt.lab.methods import make_optimizer
+from ddpnopt.lab.methods.registry import make_optimizer
 from ddpnopt.lab.networks import build
-from ddpnopt.lab.runs import together
-from ddpnopt.lab.runs.job import Training
+from ddpnopt.lab.runs import stacking
+from ddpnopt.lab.runs.classification import ClassificationTask
+from ddpnopt.lab.runs.config import RunConfig
 from ddpnopt.lab.runs.outcome import Outcome
 from ddpnopt.lab.runs.stacked.training import train
-from ddpnopt.lab.runs.together import Together, units
-from ddpnopt.lab.runs.training import RunConfig, fit
+from ddpnopt.lab.runs.stacking import StackedRuns, work_units
+from ddpnopt.lab.runs.training import fit, perform
 
 CASES: list[tuple[str, float, dict[str, Any]]] = [
     ("sgd", 0.3, {}),
@@ -66,7 +67,7 @@ def test_every_run_of_a_stack_has_the_weights_of_the_run_by_itself(
     # A batch smaller than a layer leaves EKFAC's eigenbasis free on the directions it lacks, and rounding chooses: for
     # EKFAC all samples at once, so that no step leaves the directions of the first.
     epochs, batch_size = (7, 110) if "ekfac" in method else (1, 16)
-    base = RunConfig(method, dataset, "fcn", lr, options, epochs=epochs, batch_size=batch_size)
+    base = RunConfig(method, ClassificationTask(dataset, "fcn", epochs, batch_size), lr, options)
     # other seeds, learning rates and eps side by side
     configs = [replace(base, seed=seed, lr=lr * factor) for seed in (0, 3) for factor in (1.0, 0.5)]
     if "vxx_reg" in options:
@@ -94,7 +95,7 @@ def test_every_run_of_a_stack_has_the_weights_of_the_run_by_itself(
 
 @pytest.mark.parametrize("method", ["sgd", "ekfac", "ddpnopt-sgd", "ddpnopt-ekfac"])
 def test_a_run_that_diverges_is_marked_and_does_not_disturb_the_others(method: str) -> None:
-    base = RunConfig(method, "digits", "fcn", 0.05, epochs=4, batch_size=110)
+    base = RunConfig(method, ClassificationTask("digits", "fcn", 4, 110), 0.05)
     configs = [base, replace(base, lr=1e307), replace(base, seed=1)]
     data = [small(config.seed) for config in configs]
 
@@ -114,14 +115,15 @@ def test_a_run_that_diverges_is_marked_and_does_not_disturb_the_others(method: s
 
 def test_a_stack_gives_the_outcomes_of_the_single_runs() -> None:
     jobs = [
-        Training(RunConfig("ddpnopt-rmsprop", "wine", "fcn", lr, epochs=3, batch_size=8, seed=seed))
+        RunConfig("ddpnopt-rmsprop", ClassificationTask("wine", "fcn", 3, 8), lr, seed=seed)
         for lr in (0.001, 3e38)
         for seed in (0, 1)
     ]
-    together = Together(jobs).perform(None)
+    together = StackedRuns(jobs).perform(None)
     for job, ours in zip(jobs, together, strict=True):
-        alone = job.perform()
+        alone = perform(job)
         assert isinstance(ours, Outcome)
+        assert isinstance(alone, Outcome)
         assert ours.diverged == alone.diverged
         assert ours.accuracy == pytest.approx(alone.accuracy, nan_ok=True)
         assert ours.train_loss == pytest.approx(alone.train_loss, abs=1e-3, nan_ok=True)
@@ -130,27 +132,28 @@ def test_a_stack_gives_the_outcomes_of_the_single_runs() -> None:
 
 
 def test_only_runs_that_fit_are_put_together() -> None:
-    def jobs(method: str, count: int, **options: Any) -> list[Training]:
-        return [Training(RunConfig(method, "wine", options=options, seed=seed)) for seed in range(count)]
+    def jobs(method: str, count: int, **options: Any) -> list[RunConfig]:
+        return [RunConfig(method, ClassificationTask("wine"), options=options, seed=seed) for seed in range(count)]
 
-    made = units(
-        [*jobs("adam", 5), *jobs("ddpnopt", 2), *jobs("ddpnopt-sgd", 2, order=2), *jobs("ekfac", 1, refresh=3)], most=3
+    made = work_units(
+        [*jobs("adam", 5), *jobs("ddpnopt", 2), *jobs("ddpnopt-sgd", 2, order=2), *jobs("ekfac", 1, refresh=3)],
+        largest=3,
     )
-    sizes = sorted((type(unit).__name__, len(unit.jobs)) for unit in made)
-    assert sizes == [*[("Single", 1)] * 4, ("Together", 1), ("Together", 2), ("Together", 3)]
-    assert len({job.key for unit in made for job in unit.jobs}) == 10
+    sizes = sorted((type(unit).__name__, len(unit.runs)) for unit in made)
+    assert sizes == [*[("SingleRun", 1)] * 4, ("StackedRuns", 1), ("StackedRuns", 2), ("StackedRuns", 3)]
+    assert len({job.key for unit in made for job in unit.runs}) == 10
 
 
 def test_networks_that_are_no_chain_are_trained_one_by_one() -> None:
-    job = Training(RunConfig("sgd", "gaussian-5", "sigmoid-fcn", 0.1, epochs=1, batch_size=250))
-    [outcome] = Together([job]).perform(None)
+    job = RunConfig("sgd", ClassificationTask("gaussian-5", "sigmoid-fcn", 1, 250), 0.1)
+    [outcome] = StackedRuns([job]).perform(None)
     assert outcome is not None
     assert outcome.together == 1
 
 
 def test_a_decomposition_that_fails_costs_the_others_of_its_stack_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = [Training(RunConfig("sgd", "wine", "fcn", 0.1, epochs=1, batch_size=32, seed=seed)) for seed in range(8)]
-    real, sizes = together.outcomes, []
+    jobs = [RunConfig("sgd", ClassificationTask("wine", "fcn", 1, 32), 0.1, seed=seed) for seed in range(8)]
+    real, sizes = stacking.outcomes, []
 
     def failing(configs: list[RunConfig], *rest: Any) -> list[Outcome]:
         sizes.append(len(configs))
@@ -158,8 +161,8 @@ def test_a_decomposition_that_fails_costs_the_others_of_its_stack_nothing(monkey
             raise torch.linalg.LinAlgError("the algorithm failed to converge")
         return list(real(configs, *rest))
 
-    whole = Together(jobs).perform(None)
-    monkeypatch.setattr(together, "outcomes", failing)
-    parted = Together(jobs).perform(None)
+    whole = StackedRuns(jobs).perform(None)
+    monkeypatch.setattr(stacking, "outcomes", failing)
+    parted = StackedRuns(jobs).perform(None)
     assert [a.accuracy for a in whole if a] == pytest.approx([b.accuracy for b in parted if b])
     assert sorted(sizes) == [1, 1, 2, 2, 4, 4, 8]  # seed 5 alone is trained by itself

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -15,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from ddpnopt.lab.errors import ExperimentError
-from ddpnopt.lab.runs.job import Training
+from ddpnopt.lab.runs.classification import ClassificationTask
+from ddpnopt.lab.runs.config import RunConfig
 from ddpnopt.lab.runs.outcome import Curve, Outcome
 from ddpnopt.lab.runs.store import Store
-from ddpnopt.lab.runs.training import RunConfig
 
 SCRIPT = Path(__file__).with_name("logged_sweep.py")
 OUTCOME = Outcome(90.0, 0.1, 1.0, 1.0, 10, False, "", Curve([10], [1.0], [1.0], [0.5]), 0.4)
@@ -60,7 +61,7 @@ def test_a_killed_sweep_loses_no_finished_run_and_repeats_none(tmp_path: Path) -
             kills += 1
         _, errors = process.communicate()
         after = rows(store)
-        # what was finished is there, unchanged: an outcome holds its own seconds, one computed anew would differ
+        # what was finished is there, unchanged: an outcome holds its own seconds, one computed again would differ
         assert {key: after.get(key) for key in before} == before
         assert not set(begun(log) - counted) & set(before), "a finished run was computed again"
         if process.returncode == 0:
@@ -129,17 +130,39 @@ def test_a_store_from_before_the_origin_was_kept_is_still_read(tmp_path: Path) -
 
 
 def test_the_key_tells_configurations_apart_and_follows_the_defaults() -> None:
-    base = RunConfig("adam", "wine", lr=0.01)
+    wine = ClassificationTask("wine")
+    base = RunConfig("adam", wine, lr=0.01)
     keys = {
-        Training(config).key
+        config.key
         for config in (
             base,
-            RunConfig("adam", "wine"),
-            RunConfig("adam", "wine", lr=0.01, validation=True),
-            RunConfig("adam", "wine", lr=0.01, options={"eps": 1e-6}),
-            RunConfig("ddpnopt", "wine", lr=0.01),
+            RunConfig("adam", wine),
+            RunConfig("adam", wine, lr=0.01, validation=True),
+            RunConfig("adam", wine, lr=0.01, options={"eps": 1e-6}),
+            RunConfig("ddpnopt", wine, lr=0.01),
         )
     }
     assert len(keys) == 5
-    assert Training(RunConfig("adam", "wine", lr=0.01)).key in keys
-    assert '"relax": 1.0' in Training(RunConfig("ddpnopt", "wine")).key
+    assert RunConfig("adam", ClassificationTask("wine", name="another name"), lr=0.01).key in keys
+    assert '"relax": 1.0' in RunConfig("ddpnopt", wine).key
+
+
+def test_runs_that_version_0_1_0_stored_for_the_windows_are_found_again(tmp_path: Path) -> None:
+    path = tmp_path / "runs.sqlite"
+    task = ClassificationTask("digits", epochs=15)
+    old = {"batch_size": 16, "dataset": "digits", "epochs": 15, "n_train": None, "network": "fcn", "seed": 0}
+    runs = {
+        RunConfig("adam", task, 0.01): {"method": "adam", "lr": 0.01},
+        RunConfig("sgd-m", task): {"method": "sgd-m", "lr": None},
+        RunConfig("soap", task): {"method": "soap", "lr": None},
+        RunConfig("ddpnopt", task): {"method": "ddpnopt", "lr": None, "default": None},
+    }
+    stored = json.loads(OUTCOME.to_json())
+    stored["accuracy"] = stored.pop("metric")
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE runs (key TEXT PRIMARY KEY, outcome TEXT NOT NULL, code TEXT NOT NULL)")
+        for run, parts in runs.items():
+            options = {"options": json.loads(run.key)["options"]} if run.method == "ddpnopt" else {}
+            key = json.dumps({**old, **parts, **options}, sort_keys=True)
+            connection.execute("INSERT INTO runs VALUES (?, ?, 'x')", (key, json.dumps(stored)))
+    assert Store(path).outcomes() == {run.key: OUTCOME for run in runs}

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddpnopt.lab.paper import vanishing
+from ddpnopt.lab.paper import fig_vanishing as vanishing
+from ddpnopt.lab.paper.fig_vanishing_runs import VanishingCase, VanishingEffort, VanishingRun, train
 from ddpnopt.lab.paper.item import Context, write
-from ddpnopt.lab.paper.vanishing_runs import Case, Effort, Training, train
 
-SHORT = Effort(epochs=2, lrs=(0.03,), n_train=32)
+SHORT = VanishingEffort(epochs=2, lrs=(0.03,), n_train=32)
 
 
 def test_a_quick_run_has_every_variant_and_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,14 +30,14 @@ def test_a_quick_run_has_every_variant_and_decides_nothing(tmp_path: Path, monke
     }  # fmt: skip
     folder = write(vanishing.ITEM, result, context)
     for name in ("vanishing", "vanishing-variants", "vanishing-rates"):
-        assert (folder / f"{name}.png").stat().st_size > 10_000
+        assert (folder / f"{name}.svg").stat().st_size > 10_000
     assert "NaN" not in (folder / "result.json").read_text()
     assert json.loads((folder / "result.json").read_text())["pictures"][0]["series"]
 
 
 def test_the_gradients_vanish_with_sigmoids_and_not_with_relus() -> None:
     norms = {
-        activation: train(Case("SGD", 0.1, activation=activation), 0, SHORT).norms.mean(0)
+        activation: train(VanishingCase("SGD", 0.1, activation=activation), 0, SHORT).norms.mean(0)
         for activation in ("sigmoid", "ReLU")
     }
     assert norms["sigmoid"][0] < 1e-5 * norms["sigmoid"][-1]
@@ -45,16 +45,18 @@ def test_the_gradients_vanish_with_sigmoids_and_not_with_relus() -> None:
 
 
 def test_claims_follow_the_numbers() -> None:
-    def runs(mine: float, theirs: float) -> vanishing.Runs:
+    def runs(mine: float, theirs: float) -> vanishing.VanishingRuns:
         wanted = [*vanishing.main_cases(), *vanishing.variants(objective="CE"), *vanishing.adaptive_cases()]
         wanted += [*vanishing.variants(activation="ReLU"), *vanishing.tuning_cases((0.03, 0.1))]
-        return vanishing.Runs({case: [told(case, mine if "DDPNOpt" in case.way else theirs)] for case in wanted})
+        return vanishing.VanishingRuns(
+            {case: [made(case, mine if "DDPNOpt" in case.way else theirs)] for case in wanted}
+        )
 
-    def told(case: Case, loss: float) -> Training:
+    def made(case: VanishingCase, loss: float) -> VanishingRun:
         plateau = 50.0 if case.objective == "MMC" else 2.3
         size = 10.0 if case.way == "DDPNOpt" else 1.0
         loss = loss - (0.1 if case.way == "DDPNOpt2nd" else 0.0)
-        return Training(case, np.full(600, loss * plateau), np.full((600, 9), size), 50.0, 100, False)
+        return VanishingRun(case, np.full(600, loss * plateau), np.full((600, 9), size), 50.0, 100, False)
 
     effort = replace(SHORT, lrs=(0.03, 0.1))
     as_in_paper = [claim.holds for claim in vanishing.judge(runs(mine=0.5, theirs=1.0), effort)]

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ddpnopt import DDPNOpt
-from ddpnopt.lab.paper.gains import feedback_gains
+from ddpnopt.lab.paper.feedback_gains import feedback_gains
 from ddpnopt.method import Method
 
 ETA = 0.3

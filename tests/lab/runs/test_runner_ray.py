@@ -11,11 +11,11 @@ import pytest
 
 from ddpnopt.lab.errors import ExperimentError
 from ddpnopt.lab.runs import cluster
-from ddpnopt.lab.runs.job import Training
+from ddpnopt.lab.runs.classification import ClassificationTask
+from ddpnopt.lab.runs.config import RunConfig
+from ddpnopt.lab.runs.stacking import work_units
 from ddpnopt.lab.runs.store import Store
 from ddpnopt.lab.runs.sweep import carry_out, unfinished
-from ddpnopt.lab.runs.together import units
-from ddpnopt.lab.runs.training import RunConfig
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +31,17 @@ def ray() -> Iterator[Any]:
 
 def test_a_sweep_on_ray_gives_what_it_gives_here_and_computes_nothing_twice(ray: Any, tmp_path: Path) -> None:
     wanted = [
-        Training(RunConfig(method, "wine", "fcn", lr, epochs=2, batch_size=8, seed=seed))
+        RunConfig(method, ClassificationTask("wine", epochs=2, batch_size=8), lr, seed=seed)
         for method, lr in (("ddpnopt-sgd", 0.1), ("adamw", 0.003))
         for seed in range(3)
     ]
     store = Store(tmp_path / "runs.sqlite")
-    made = units(unfinished(wanted, store))
+    made = work_units(unfinished(wanted, store))
     done = {job.key: outcome for job, outcome in carry_out(made, store, ray=True)}
     assert store.keys() == done.keys() == {job.key for job in wanted}
     assert not unfinished(wanted, store)
     for unit in made:
-        for job, here in zip(unit.jobs, unit.perform(None), strict=True):
+        for job, here in zip(unit.runs, unit.perform(None), strict=True):
             there = done[job.key]
             assert there is not None
             assert here is not None
@@ -52,7 +52,7 @@ def test_a_sweep_on_ray_gives_what_it_gives_here_and_computes_nothing_twice(ray:
 
 def test_bad_input_of_a_run_on_ray_is_the_same_clear_error(ray: Any, tmp_path: Path) -> None:
     store = Store(tmp_path / "runs.sqlite")
-    wrong = units([Training(RunConfig("adamw", "wine", lr=0.1, options={"speed": 3}))])
+    wrong = work_units([RunConfig("adamw", ClassificationTask("wine"), 0.1, {"speed": 3})])
     with pytest.raises(ExperimentError, match=r"adamw: .*speed"):
         list(carry_out(wrong, store, ray=True))
 
@@ -60,4 +60,4 @@ def test_bad_input_of_a_run_on_ray_is_the_same_clear_error(ray: Any, tmp_path: P
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ExperimentError, match=r"pip install 'ddpnopt\[ray\]'"):
-        next(cluster.execute(units([Training(RunConfig("sgd", "wine"))]), None))
+        next(cluster.execute(work_units([RunConfig("sgd", ClassificationTask("wine"))]), None))

@@ -6,12 +6,13 @@ import math
 
 import pytest
 
+from ddpnopt.lab.methods.method import Method
+from ddpnopt.lab.methods.registry import METHODS, WINDOW_METHODS, ddpnopt_defaults
+from ddpnopt.lab.runs.config import RunConfig
 from ddpnopt.lab.runs.outcome import Curve, Outcome
-from ddpnopt.lab.windows.campaign import promising
-from ddpnopt.lab.windows.contenders import ABLATIONS, CONTENDERS
-from ddpnopt.lab.windows.runs import Run
-from ddpnopt.lab.windows.tasks import TASKS
-from ddpnopt.lab.windows.windows import Point, Window, standings, time_to, wall, window
+from ddpnopt.lab.windows.standings import Point, Window, standings, time_to, wall, window
+from ddpnopt.lab.windows.window_plan import promising
+from ddpnopt.lab.windows.window_tasks import TASKS
 
 TASK = TASKS["digits"]
 
@@ -68,21 +69,21 @@ def test_time_to_a_loss_is_interpolated() -> None:
 
 
 def test_the_standings_of_a_task() -> None:
-    ours, adam, sgd = CONTENDERS["ddpnopt"], CONTENDERS["adam"], CONTENDERS["sgd-m"]
+    ours, adam, sgd = "ddpnopt", "adam", "sgd-m"
     outcomes = {}
     for seed in (0, 1):
         for lr, accuracy in ((0.1, 94.0), (0.316, 95.0), (1.0, 93.5)):
-            outcomes[Run(TASK, ours, lr, seed)] = outcome(accuracy, lr, pace=2.0)
-        outcomes[Run(TASK, adam, 0.001, seed)] = outcome(96.0, 0.001)
-        outcomes[Run(TASK, adam, 0.00316, seed)] = outcome(0, 0.00316, diverged=seed == 1)
-        outcomes[Run(TASK, adam, None, seed)] = outcome(91.0, 0.003)
-        outcomes[Run(TASK, sgd, 0.01, seed)] = outcome(80.0, 0.01, pace=0.5)
+            outcomes[RunConfig(ours, TASK, lr, seed=seed)] = outcome(accuracy, lr, pace=2.0)
+        outcomes[RunConfig(adam, TASK, 0.001, seed=seed)] = outcome(96.0, 0.001)
+        outcomes[RunConfig(adam, TASK, 0.00316, seed=seed)] = outcome(0, 0.00316, diverged=seed == 1)
+        outcomes[RunConfig(adam, TASK, None, seed=seed)] = outcome(91.0, 0.003)
+        outcomes[RunConfig(sgd, TASK, 0.01, seed=seed)] = outcome(80.0, 0.01, pace=0.5)
     result = standings(TASK, outcomes)
     assert result is not None
     assert result.best_accuracy == pytest.approx(96.0)
     assert (result.target_of, result.fastest, result.seeds) == ("Adam", "SGD-m", 2)
     assert result.target == pytest.approx(4.0)  # at the seventh of ten samples
-    rows = {row.contender.name: row for row in result.rows}
+    rows = {row.method.name: row for row in result.rows}
     assert list(rows) == ["ddpnopt", "adam", "sgd-m"]
     assert rows["ddpnopt"].window.decades == pytest.approx(0.75, abs=0.26)
     assert rows["ddpnopt"].own_window.decades == pytest.approx(1.5, abs=0.01)
@@ -96,8 +97,8 @@ def test_the_standings_of_a_task() -> None:
 
 def test_a_method_that_never_reaches_the_loss_has_no_time() -> None:
     outcomes = {
-        Run(TASK, CONTENDERS["adam"], 0.001, 0): outcome(96.0, 0.001),
-        Run(TASK, CONTENDERS["ddpnopt"], 1.0, 0): outcome(90.0, 1.0, loss=50.0),
+        RunConfig("adam", TASK, 0.001, seed=0): outcome(96.0, 0.001),
+        RunConfig("ddpnopt", TASK, 1.0, seed=0): outcome(90.0, 1.0, loss=50.0),
     }
     result = standings(TASK, outcomes)
     assert result is not None
@@ -105,32 +106,29 @@ def test_a_method_that_never_reaches_the_loss_has_no_time() -> None:
 
 
 def test_ranges_are_fifteen_half_decades() -> None:
-    for contender in CONTENDERS.values():
-        rates = contender.rates()
+    for name in WINDOW_METHODS:
+        rates = METHODS[name].window_rates()
         assert len(rates) == 15
         assert math.log10(rates[-1] / rates[0]) == pytest.approx(7, abs=0.01)
-    assert CONTENDERS["ddpnopt"].rates()[0] == 0.001
-    assert CONTENDERS["ddpnopt"].rates(2) == [0.001, 10_000.0]
-    assert set(CONTENDERS["adam"].rates(5)) <= set(CONTENDERS["adam"].rates())
+    assert METHODS["ddpnopt"].window_rates()[0] == 0.001
+    assert METHODS["ddpnopt"].window_rates(2) == [0.001, 10_000.0]
+    assert set(METHODS["adam"].window_rates(5)) <= set(METHODS["adam"].window_rates())
 
 
-def test_a_form_of_ddpnopt_that_is_its_default_is_the_same_run() -> None:
-    from ddpnopt.lab.methods import ddpnopt_defaults
-    from ddpnopt.lab.windows.contenders import Contender, ddpnopt
-
-    defaults = ddpnopt_defaults()
-    spelled = Contender("named", "named", -3, ddpnopt, None, {"value": defaults["value"]})
-    assert Run(TASK, spelled, 1.0, 0).key == Run(TASK, CONTENDERS["ddpnopt"], 1.0, 0).key
-    assert Run(TASK, ABLATIONS["ddpnopt"], 1.0, 0).key == Run(TASK, CONTENDERS["ddpnopt"], 1.0, 0).key
-    assert Run(TASK, ABLATIONS["sampled"], 1.0, 0).key != Run(TASK, ABLATIONS["sqrt"], 1.0, 0).key
+def test_a_form_of_ddpnopt_that_is_its_default_is_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = METHODS["ddpnopt"]
+    spelled = Method("named", "named", base.factory, is_ddpnopt=True, options={"value": ddpnopt_defaults()["value"]})
+    monkeypatch.setitem(METHODS, "named", spelled)
+    assert RunConfig("named", TASK, 1.0).key == RunConfig("ddpnopt", TASK, 1.0).key
+    assert RunConfig("sampled", TASK, 1.0).key != RunConfig("sqrt", TASK, 1.0).key
 
 
 def test_further_seeds_are_for_rates_that_came_near_and_for_the_default() -> None:
-    adam = CONTENDERS["adam"]
+    adam = "adam"
     accuracies = {0.001: 95.0, 0.01: 86.0, 0.1: 84.0}
-    first = {Run(TASK, adam, lr, 0): outcome(a, lr) for lr, a in accuracies.items()}
-    first[Run(TASK, adam, 1.0, 0)] = outcome(0, 1.0, diverged=True)
-    further = [Run(TASK, adam, lr, seed) for seed in (1, 2) for lr in (*accuracies, 1.0, None)]
+    first = {RunConfig(adam, TASK, lr, seed=0): outcome(a, lr) for lr, a in accuracies.items()}
+    first[RunConfig(adam, TASK, 1.0, seed=0)] = outcome(0, 1.0, diverged=True)
+    further = [RunConfig(adam, TASK, lr, seed=seed) for seed in (1, 2) for lr in (*accuracies, 1.0, None)]
     chosen = promising(further, first, near=10)
     assert [(run.lr, run.seed) for run in chosen] == [(lr, seed) for seed in (1, 2) for lr in (0.001, 0.01, None)]
     there = {**first, **{run: outcome(90.0, run.lr or 0.003) for run in chosen}}

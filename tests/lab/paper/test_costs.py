@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpnopt.lab.paper import complexity, runtime
+from ddpnopt.lab.paper import fig_runtime as runtime
+from ddpnopt.lab.paper import table4 as complexity
 from ddpnopt.lab.paper.item import Context, write
 
 
@@ -20,8 +21,8 @@ def test_table4_measures_every_method_beside_its_formula(tmp_path: Path, monkeyp
     context = Context(out=tmp_path, quick=True)
     result = complexity.ITEM.run(context)
     folder = write(complexity.ITEM, result, context)
-    assert (folder / "complexity-large.png").exists()
-    assert (folder / "complexity-small.png").exists()
+    assert (folder / "complexity-large.svg").exists()
+    assert (folder / "complexity-small.svg").exists()
     rows = result.tables[0].frame.set_index(["method", "measured on"])
     # Memory, unlike time, is the same on a busy machine.
     growth = rows["memory, X"].str.split(" / ").str[0].astype(float)

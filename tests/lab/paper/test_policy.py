@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from ddpnopt.errors import ModelError
-from ddpnopt.lab.paper import policy
+from ddpnopt.lab.paper import fig_policy as policy
 from ddpnopt.lab.paper.deconvolution import project_back
-from ddpnopt.lab.paper.gains import feedback_gains
+from ddpnopt.lab.paper.feedback_gains import feedback_gains
 from ddpnopt.lab.paper.item import Context, write
 
 
@@ -80,9 +80,9 @@ def handwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_quick_run_shows_every_layer_behind_the_first(
     handwritten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "QUICK", policy.Effort(256, 1, 20))
+    monkeypatch.setattr(policy, "QUICK", policy.PolicyEffort(256, 1, 20))
     context = Context(out=tmp_path / "out", quick=True, data_dir=handwritten)
     result = policy.ITEM.run(context)
     assert result.tables[0].frame["layer"].tolist() == ["conv 2", "conv 3", "conv 4", "fc 1", "fc 2"]
     folder = write(policy.ITEM, result, context)
-    assert (folder / "policy.png").stat().st_size > 10_000
+    assert (folder / "policy.svg").stat().st_size > 10_000

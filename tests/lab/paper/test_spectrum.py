@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpnopt.lab.paper import spectrum
+from ddpnopt.lab.paper import fig_spectrum as spectrum
 from ddpnopt.lab.paper.item import Context, write
 
 
