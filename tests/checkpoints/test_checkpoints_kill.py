@@ -113,7 +113,7 @@ def test_the_command_goes_on_after_a_kill_and_saves_the_same_weights(tmp_path: P
     assert process.wait() == -signal.SIGKILL
     assert not saved.exists()
     second = subprocess.run(resumable, env=environment, capture_output=True, text=True, check=True)
-    assert "going on from" in second.stderr
+    assert "continuing from" in second.stderr
     subprocess.run([*command, "--save", str(whole)], env=environment, capture_output=True, check=True)
     a, b = (torch.load(p, weights_only=True)["state_dict"] for p in (saved, whole))
     assert all(torch.equal(a[name], b[name]) for name in b)

@@ -19,7 +19,7 @@ SOFT_INK = "#5b6570"
 GRID = "#e4e8ec"
 
 # DDPNOpt is the strong colour, baselines are clearly apart from it and from each other, also for readers who
-# do not tell red from green (after Paul Tol's "bright" and "muted" schemes).
+# cannot distinguish red from green (after Paul Tol's "bright" and "muted" schemes).
 COLOURS = {
     "ddpnopt": "#c8381e",
     "sgd": "#8f98a3",

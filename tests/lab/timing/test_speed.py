@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from ddpnopt.lab.cli import app
 from ddpnopt.lab.methods.method import Method, Timing
 from ddpnopt.lab.methods.registry import METHODS, PEER_METHODS, TIMED_METHODS
-from ddpnopt.lab.timing.growth import SIZES, exponents, slope
+from ddpnopt.lab.timing.growth import SIZES, exponent, exponents
 from ddpnopt.lab.timing.memory import peak_bytes
 from ddpnopt.lab.timing.networks import NETWORKS, Network, dense, scaled
 from ddpnopt.lab.timing.peers import REFRESH
@@ -72,7 +72,7 @@ def test_a_form_that_does_not_apply_has_no_numbers() -> None:
 
 
 def test_exponents_of_made_up_costs() -> None:
-    assert slope([1, 2, 4, 8], [5, 20, 80, 320]) == pytest.approx(2.0)
+    assert exponent([1, 2, 4, 8], [5, 20, 80, 320]) == pytest.approx(2.0)
     by_size = [
         [Cost(scaled(8, 2), B, METHODS["sgd"], (float(B),), (1.0,), 100 * B**2, 100)]
         for B in (16, 32, 64, 128, 256, 512)

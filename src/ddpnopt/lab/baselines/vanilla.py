@@ -90,7 +90,7 @@ class VanillaDDP(ChainOptimizer):
         self.report = DDPReport()
 
     def problem(self, seen: Pass) -> Problem:
-        """(OCP) of this batch. x_0 is a constant of the first stage: nobody needs derivatives at the data."""
+        """(OCP) of this batch. x_0 is a constant of the first stage: no derivatives at the data are needed."""
         decay = float(self.param_groups[0]["weight_decay"])
         dynamics = [
             _stacked(stage, seen.x[t].shape, seen.x[0].double() if t == 0 else None)

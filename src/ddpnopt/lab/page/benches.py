@@ -1,4 +1,4 @@
-"""The measurements beside the paper's items: the Markdown pages and figures that `ddpnopt bench` writes."""
+"""The measurements in addition to the paper's items: the Markdown pages and figures that `ddpnopt bench` writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddpnopt.lab.page.text import anchor, plain
 
 FOLDERS = {
     "lr-window": "How wide the window of learning rates is",
-    "speed": "Time and memory of a step beside SGD",
+    "speed": "Time and memory of a step compared with SGD",
 }
 
 

@@ -1,6 +1,6 @@
-"""The feedback gains K_t themselves, which training never forms: read off the policies by asking them.
+"""The feedback gains K_t themselves, which training never forms: obtained by evaluating the policies.
 
-A policy is affine in the new state x^, so du(x + dx) - du(x) = K dx tells K, one direction dx at a time.
+A policy is affine in the new state x^, so du(x + dx) - du(x) = K dx determines K, one direction dx at a time.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Cells:
         return [[each.losses() if measure == MEASURES[0] else each.accuracies() for each in row] for row in self.rows]
 
     def improvements(self, measure: str) -> list[list[Spread]]:
-        """How much better than the baseline of the same seed, above zero for better: a row a learning rate."""
+        """How much better than the baseline of the same seed, above zero for better: one row per learning rate."""
         sign = -1 if measure == MEASURES[0] else 1
         return [
             [Spread.of(sign * (a - b) for a, b in zip(cell, row[0], strict=True)) for cell in row[1:]]

@@ -18,7 +18,7 @@ class Grid:
     lrs: Sequence[float]
     eps: Sequence[float]
     loss: Rows = ()
-    """Of the paper: a row a learning rate, the baseline first; empty where the paper gives no numbers."""
+    """Of the paper: one row per learning rate, the baseline first; empty where the paper gives no numbers."""
     accuracy: Rows = ()
 
 

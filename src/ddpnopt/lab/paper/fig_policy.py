@@ -82,7 +82,7 @@ def leading_direction(gain: Gain) -> tuple[Tensor, Tensor]:
     small = gain.matrix(basis.view(-1, *gain.x.shape[1:]))  # (m, r)
     _, values, right = torch.linalg.svd(small, full_matrices=False)
     direction = right[0] @ basis
-    # The ReLU on the way to the image tells v from -v: the one along which the loss of the image grows.
+    # The ReLU on the way to the image distinguishes v from -v: take the one along which the loss of the image grows.
     return values, direction if float(direction @ columns[:, 0]) >= 0 else -direction
 
 

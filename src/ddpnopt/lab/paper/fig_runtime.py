@@ -165,7 +165,7 @@ def table(costs: dict[str, list[Cost]]) -> pd.DataFrame:
 
 
 def draw(costs: dict[str, list[Cost]], words: str) -> Figure:
-    """Time above, memory below, a column a network."""
+    """Time above, memory below, one column per network."""
     with style.style():
         made, axes = style.figure(len(costs), 2, width=4.4, height=2.9)
         for column, (label, found) in enumerate(costs.items()):

@@ -261,7 +261,7 @@ def _notes(effort: SpectrumEffort, seeds: int) -> list[str]:
         "Under cross-entropy the Hessian fades as the network becomes certain: with further epochs the "
         "eigenvalues fall again from their peak. Under a squared distance they go on growing.",
         f"The paper does not say how many samples, epochs and seeds it took: here {effort.per_class} "
-        "samples a cluster, "
+        "samples per cluster, "
         f"{effort.epochs} epochs of batches of {BATCH_SIZE}, {seeds} seed(s), the FCN of width 32, DDPNOpt with M = I.",
     ]
 

@@ -43,7 +43,7 @@ class VanishingRuns:
     def final(self, case: VanishingCase) -> float:
         return mean(each.final for each in self.of[case])
 
-    def told(self, cases: Iterable[VanishingCase]) -> str:
+    def final_losses(self, cases: Iterable[VanishingCase]) -> str:
         """Method, learning rate and loss of the last epoch."""
         return ", ".join(
             f"{case.way} at {case.lr:g}: {spread([each.final for each in self.of[case]])}" for case in cases
@@ -104,25 +104,25 @@ def judge(runs: VanishingRuns, effort: VanishingEffort) -> list[Claim]:
             "SGD-VGR and EKFAC make no progress on the sigmoid network with the MMC loss.",
             runs.stuck(baselines),
             "stuck",
-            f"{runs.told(baselines)} (plateau 50)",
+            f"{runs.final_losses(baselines)} (plateau 50)",
         ),
         Claim(
             "DDPNOpt and DDPNOpt2nd escape from vanishing gradients with all tested learning rates.",
             runs.free(mine),
             "all escape",
-            runs.told(mine),
+            runs.final_losses(mine),
         ),
         Claim(
             "The training of SGD-VGR and EKFAC is the same, stuck, whatever the learning rate.",
             runs.stuck(theirs),
             "all stuck",
-            runs.told(theirs),
+            runs.final_losses(theirs),
         ),
         Claim(
             "The effect becomes significant when the dynamics is expanded to second order.",
             runs.free([second]) and runs.final(second) < runs.final(first),
             "lower loss with second order",
-            runs.told([first, second]),
+            runs.final_losses([first, second]),
         ),
         Claim(
             "The update of DDPNOpt is typically 5 to 10 times larger.",
@@ -134,19 +134,19 @@ def judge(runs: VanishingRuns, effort: VanishingEffort) -> list[Claim]:
             "With cross-entropy none escapes.",
             runs.stuck(variants(objective="CE")),
             "all stuck",
-            f"{runs.told(variants(objective='CE'))} (plateau 2.30)",
+            f"{runs.final_losses(variants(objective='CE'))} (plateau 2.30)",
         ),
         Claim(
             "With ReLU the gradients do not vanish.",
             runs.free(variants(activation="ReLU")),
             "all train",
-            runs.told(variants(activation="ReLU")),
+            runs.final_losses(variants(activation="ReLU")),
         ),
         Claim(
             "DDPNOpt* (adaptive diagonal) converges faster than Adam and RMSprop.",
             runs.final(star) < min(runs.final(other) for other in others),
             "faster",
-            runs.told([star, *others]),
+            runs.final_losses([star, *others]),
         ),
     ]
     return claims if runs.decisive else [replace(claim, holds=None) for claim in claims]
@@ -228,7 +228,7 @@ def _notes(effort: VanishingEffort, seeds: int, quick: bool) -> list[str]:
         f"Nine layers of width 20, batches of {effort.batch_size}, {effort.epochs} epochs, {seeds} seed(s); the paper "
         "gives neither epochs nor batch size nor seeds. A training has escaped when the mean loss of its last epoch is "
         "below 90 % of the plateau.",
-        "DDPNOpt has the Kronecker curvature here and DDPNOpt* the adaptive diagonal, as the paper's captions tell; "
+        "DDPNOpt has the Kronecker curvature here and DDPNOpt* the adaptive diagonal, as in the paper's captions; "
         "EKFAC and DDPNOpt share a damping of 0.03, which keeps EKFAC on the plateau at small learning rates: with a "
         "damping of 0.001 EKFAC leaves it at once.",
         f"Adam, RMSprop and DDPNOpt* at {ADAPTIVE_RATE:g}; the paper does not say its rate.",

@@ -64,7 +64,7 @@ def draw(title: str, panels: Sequence[Panel], found: Found, words: str) -> Figur
 
 
 def draw_norms(panel: Panel, found: Found, words: str) -> Figure:
-    """The loss, and beside it the norms."""
+    """The loss on the left, the norms on the right."""
     with style.style():
         made, (left, right) = style.figure(2, width=5.2, height=3.7)
         _curves(left, panel, found)
@@ -91,7 +91,7 @@ def _curves(axes: Axes, panel: Panel, found: Found) -> None:
         axes.plot(steps, middle, label=label, **_look(way))
         axes.fill_between(steps, middle - deviation, middle + deviation, color=way.colour, alpha=0.15, linewidth=0)
         lowest = min(lowest, float(np.nanmin(middle)))
-    # A plateau that nobody leaves is shown close, or it would be a line at the top of an empty picture.
+    # If no method leaves the plateau, the axis zooms in: it would be a line at the top of an empty picture.
     stuck = lowest > 0.9 * plateau
     axes.set_ylim(min(0.97 * plateau, 0.99 * lowest) if stuck else 0.0, (1.06 if stuck else 1.2) * plateau)
     axes.set(xlabel="step", title=panel.title)

@@ -59,7 +59,7 @@ VANISHING_METHODS = {
 
 @dataclass(frozen=True)
 class VanishingObjective:
-    """A loss and where a network gets stuck that tells the classes apart in no way."""
+    """A loss, and its value for a network that does not distinguish the classes at all."""
 
     label: str
     loss: LossFunction

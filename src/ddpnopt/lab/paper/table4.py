@@ -17,7 +17,7 @@ from ddpnopt.lab.methods.method import UNIT, Method
 from ddpnopt.lab.methods.registry import METHODS
 from ddpnopt.lab.paper.captions import caption, finish
 from ddpnopt.lab.paper.item import Claim, Context, Item, Picture, Result, Table
-from ddpnopt.lab.timing.growth import slope
+from ddpnopt.lab.timing.growth import exponent as fitted_exponent
 from ddpnopt.lab.timing.networks import scaled
 from ddpnopt.lab.timing.speed import Cost, measure
 
@@ -104,7 +104,7 @@ class Measured:
 
     def exponent(self, what: str, memory: bool) -> float:
         """Over the upper half of the sizes."""
-        return slope(self.sizes(what), self.values(what, memory))
+        return fitted_exponent(self.sizes(what), self.values(what, memory))
 
 
 def run(context: Context) -> Result:
@@ -214,7 +214,7 @@ def _panel(axes: Axes, what: str, memory: bool, found: Sequence[Measured]) -> No
         label = f"{each.row.label} ({each.exponent(what, memory):.1f})"
         axes.plot(each.sizes(what), each.values(what, memory), color=colour, marker="o", markersize=3.5, label=label)
     sizes = max((each.sizes(what) for each in found), key=len)
-    axes.set(xscale="log", yscale="log", xlabel=what, title="Peak memory (MB)" if memory else "Milliseconds a step")
+    axes.set(xscale="log", yscale="log", xlabel=what, title="Peak memory (MB)" if memory else "Milliseconds per step")
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0), numticks=8))
@@ -228,7 +228,7 @@ def _panel(axes: Axes, what: str, memory: bool, found: Sequence[Measured]) -> No
 def _series(found: Sequence[Measured]) -> list[dict[str, Any]]:
     return [
         {
-            "panel": f"{'Peak memory (MB)' if memory else 'Milliseconds a step'}, {what}",
+            "panel": f"{'Peak memory (MB)' if memory else 'Milliseconds per step'}, {what}",
             "label": each.row.label,
             "x": list(each.sizes(what)),
             "y": [float(f"{value:.4g}") for value in each.values(what, memory)],

@@ -1,4 +1,4 @@
-"""What a comparison takes for each data set when nothing is said."""
+"""Network, epochs and batch size of each data set unless they are given."""
 
 from __future__ import annotations
 

@@ -56,19 +56,19 @@ def exponents(what: str, by_size: Sequence[Sequence[Cost]]) -> list[Growth]:
     found = []
     for costs in zip(*by_size, strict=True):
         if all(cost.applies for cost in costs):
-            time = slope(sizes, [cost.milliseconds for cost in costs])
-            memory = slope(sizes, [float(cost.bytes) for cost in costs])
+            time = exponent(sizes, [cost.milliseconds for cost in costs])
+            memory = exponent(sizes, [float(cost.bytes) for cost in costs])
             ratios = [cost.ratio for cost in costs]
             moderate = None
             if what == "batch" and sizes[-1] > MODERATE:
                 few = [size for size in sizes if size <= MODERATE]
-                moderate = slope(few, ratios[: len(few)])
-            found.append(Growth(costs[0].method, time, memory, tuple(costs), slope(sizes, ratios), moderate))
+                moderate = exponent(few, ratios[: len(few)])
+            found.append(Growth(costs[0].method, time, memory, tuple(costs), exponent(sizes, ratios), moderate))
     return found
 
 
-def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The least-squares slope of log(value) against log(size) over the upper half."""
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The least-squares fit of log(value) against log(size) over the upper half of the sizes."""
     start = len(sizes) // 2
     x, y = [math.log(s) for s in sizes[start:]], [math.log(v) for v in values[start:]]
     x_mean, y_mean = sum(x) / len(x), sum(y) / len(y)

@@ -99,7 +99,7 @@ class CurvlinopsStepper(PreconditionedStepper):
 
 
 class BackpackStepper(PreconditionedStepper):
-    """The KFAC extension of BackPACK, which samples a label for each input, and products with the inverses by hand."""
+    """The KFAC extension of BackPACK, which samples a label for each input, and explicit products with the inverses."""
 
     def __init__(self, method: Method, network: Network, batch_size: int) -> None:
         super().__init__(method, network, batch_size)

@@ -141,7 +141,7 @@ class _Candidate:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No collection in mid-step, which would be charged to whoever happens to run, and no remarks of other packages."""
+    """No garbage collection during a step, which would be charged to one method, and no warnings of other packages."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -164,7 +164,7 @@ def _time(stepper: Stepper, steps: int) -> float:
 
 
 def block_steps(stepper: Stepper) -> int:
-    """Steps in a block; one where a step is slow, of which a second to find that out would be one too many.
+    """Steps in a block; one period where a step is slow, found out with a single step.
 
     Always whole periods, or the steps that refresh something would be counted too seldom or too often.
     """

@@ -18,7 +18,7 @@ from ddpnopt.lab.timing.speed_report import groups
 TIME, MEMORY = style.COLOURS["ddpnopt"], style.COLOURS["adamw"]
 
 LINEAR = 8
-"""Ratios up to this one are drawn on a linear scale; beyond, the small ones would vanish beside the large."""
+"""Ratios up to this one are drawn on a linear scale; beyond, small ones would be invisible next to large ones."""
 
 
 def draw(costs: Sequence[Cost], stem: Path) -> list[Path]:
@@ -34,7 +34,7 @@ def draw(costs: Sequence[Cost], stem: Path) -> list[Path]:
             where.set_title(title)
         for spare in axes[len(panels) :]:
             spare.set_visible(False)
-        # above the panels: within one it would lie on a bar sooner or later
+        # above the panels: within one it would cover a bar
         made.legend(*axes[0].get_legend_handles_labels(), loc="upper right", ncols=2, handlelength=1.0)
         made.suptitle("Cost of a step, SGD = 1", x=0.012, ha="left", fontsize=12.5, fontweight="bold")
         text = "Time: median of ratios taken round by round, and quartiles. Memory: peak of a step, weights included."
@@ -67,7 +67,7 @@ def draw_growth(what: str, found: Sequence[Growth], stem: Path) -> list[Path]:
                 marker="o",
                 markersize=3.5,
             )
-        for axes, title in ((left, "Milliseconds a step"), (right, "Peak memory (MB)")):
+        for axes, title in ((left, "Milliseconds per step"), (right, "Peak memory (MB)")):
             axes.set(xscale="log", yscale="log", xlabel=what, title=title)
             axes.set_xticks(growth.SIZES[what], [str(size) for size in growth.SIZES[what]])
             axes.xaxis.set_minor_locator(NullLocator())
@@ -106,5 +106,5 @@ def _bars(axes: Axes, found: Sequence[Cost]) -> None:
     if max(cost.ratio for cost in found) > LINEAR:
         axes.set_xscale("log")
         axes.set_xlim(left=0.5)
-        axes.set_xlabel("logarithmic", fontsize=8, color=style.SOFT_INK)  # panels beside it may be linear
+        axes.set_xlabel("logarithmic", fontsize=8, color=style.SOFT_INK)  # other panels may be linear
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -15,7 +15,7 @@ from ddpnopt.lab.timing.growth import MODERATE, Growth
 from ddpnopt.lab.timing.profiles import Place
 from ddpnopt.lab.timing.speed import Cost, middle_half, relative
 
-HEADINGS = ("method", "time / SGD", "quartiles", "ms a step", "memory / SGD", "peak MB")
+HEADINGS = ("method", "time / SGD", "quartiles", "ms per step", "memory / SGD", "peak MB")
 PROFILE_HEADINGS = ("phase", "function", "share")
 BASE_HEADINGS = ("method", "without feedback", "time / without", "quartiles")
 SMALLEST_SHARE = 0.02
