@@ -35,10 +35,10 @@ def linearise(sigma: Callable[[Tensor], Tensor], x: Tensor, parameters: Sequence
     u = torch.cat([weight.mT, *(b.unsqueeze(0) for b in bias)])
     ones = [x.new_ones(len(x), 1)] if bias else []
     x_tilde = torch.cat([x, *ones], dim=1)
-    return SweepLayer(x_tilde, u, *_slopes(sigma, x_tilde @ u), x.shape[1])
+    return SweepLayer(x_tilde, u, *_activation_derivatives(sigma, x_tilde @ u), x.shape[1])
 
 
-def _slopes(sigma: Callable[[Tensor], Tensor], h: Tensor) -> tuple[Tensor, Tensor]:
+def _activation_derivatives(sigma: Callable[[Tensor], Tensor], h: Tensor) -> tuple[Tensor, Tensor]:
     """sigma' and sigma'' at h."""
     with torch.enable_grad():
         h = h.detach().requires_grad_()
