@@ -46,7 +46,7 @@ def reproduce(
     chosen = items(names)
     folder = writable_folder(out)
     path = store or folder / STORE
-    if not path.exists() and not quick:
+    if not path.exists() and not quick and any(item.stored for item in chosen):
         status_console().print(f"[dim]{REPRODUCE.hint(path)}", soft_wrap=True, highlight=False)
     for item in chosen:
         with bar() as progress:

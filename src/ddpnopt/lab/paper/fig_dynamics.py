@@ -153,4 +153,4 @@ def _series(examples: Sequence[Example]) -> list[dict[str, object]]:
     return made
 
 
-ITEM = Item("fig-dynamics", "Training with and without feedback", "Fig. 4b", run)
+ITEM = Item("fig-dynamics", "Training with and without feedback", "Fig. 4b", run, stored=True)

@@ -191,6 +191,10 @@ def _series(found: Sequence[Cells]) -> list[dict[str, object]]:
 
 
 GRID_ITEM = Item(
-    "fig-grid", "What feedback changes over learning rates and eps", "Fig. 4a and Tables 9 and 10", run_grid
+    "fig-grid",
+    "What feedback changes over learning rates and eps",
+    "Fig. 4a and Tables 9 and 10",
+    run_grid,
+    stored=True,
 )
-ADAM_ITEM = Item("fig-adam", "What feedback changes for Adam", "Fig. 9 of the appendix", run_adam)
+ADAM_ITEM = Item("fig-adam", "What feedback changes for Adam", "Fig. 9 of the appendix", run_adam, stored=True)

@@ -102,6 +102,8 @@ class Item:
     where: str
     """Its place in the paper."""
     run: Callable[[Context], Result]
+    stored: bool = False
+    """Whether its runs are in the store."""
 
 
 def write(item: Item, result: Result, context: Context) -> Path:

@@ -86,4 +86,4 @@ def _claims(paper: PublishedTable, base: SeedRuns, ours: SeedRuns) -> list[Claim
     return made
 
 
-ITEM = Item("tables6-8", "Best-tuned baselines with and without feedback", "Tables 6 to 8", run)
+ITEM = Item("tables6-8", "Best-tuned baselines with and without feedback", "Tables 6 to 8", run, stored=True)
