@@ -33,12 +33,15 @@ from ddpnopt.lab.runs.training import train
 KILLS = int(os.environ.get("DDPNOPT_KILLS", "5"))
 EVERY = 2
 SRC = Path(__file__).parents[2] / "src"
-RUN = RunConfig("ddpnopt", ClassificationTask("wine", epochs=3 + 2 * KILLS, batch_size=16), seed=3)
+TASK = ClassificationTask("wine", epochs=3 + 2 * KILLS, batch_size=16)
+RUN = RunConfig("ddpnopt", TASK, seed=3)
 
 
 def run(path: Path | None, on_step: Callable[[Any], None] = lambda _: None) -> RunDetails:
     checkpoints = None if path is None else Checkpoints(path, EVERY)
-    done = train(RUN, load_data("wine", seed=RUN.seed), on_step=on_step, checkpoints=checkpoints)
+    done = train(
+        RUN, TASK.problem_on(load_data("wine", seed=RUN.seed), RUN.seed), on_step=on_step, checkpoints=checkpoints
+    )
     assert done.details is not None
     return done.details
 

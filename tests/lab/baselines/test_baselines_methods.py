@@ -12,6 +12,7 @@ from ddpnopt.lab.methods.registry import METHODS, make_optimizer
 from ddpnopt.lab.networks import build
 from ddpnopt.lab.runs.classification import ClassificationTask
 from ddpnopt.lab.runs.config import RunConfig
+from ddpnopt.lab.runs.outcome import Outcome
 from ddpnopt.lab.runs.training import train
 
 KINDS = {"emsa": EMSA, "vanilla-ddp": VanillaDDP, "sgd-vgr": SGDVGR, "kfac": KFACOptimizer, "ekfac": EKFACOptimizer}
@@ -26,6 +27,10 @@ def pictures() -> Dataset:
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(12, 1, 8, 8, generator=g), torch.arange(12) % 3
     return Dataset("wine", x, y, x, y, 3)
+
+
+def trained(name: str, task: ClassificationTask, data: Dataset, **options: float) -> Outcome:
+    return train(RunConfig(name, task, options=options), task.problem_on(data, 0))
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS.items())
@@ -45,15 +50,14 @@ def test_options_reach_the_baseline() -> None:
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("network", ["fcn", "sigmoid-fcn"])
 def test_every_baseline_trains_the_fully_connected_networks(name: str, network: str) -> None:
-    config = RunConfig(name, ClassificationTask("pictures", network, 1, 6))
-    result = train(config, pictures())
+    result = trained(name, ClassificationTask("pictures", network, 1, 6), pictures())
     assert result.steps == 2
     assert not result.diverged
 
 
 @pytest.mark.parametrize("name", ["emsa", "kfac", "ekfac"])
 def test_those_which_can_train_the_convolutional_network(name: str) -> None:
-    result = train(RunConfig(name, ClassificationTask("pictures", "cnn", 1, 6)), pictures())
+    result = trained(name, ClassificationTask("pictures", "cnn", 1, 6), pictures())
     assert not result.diverged
 
 
@@ -63,14 +67,14 @@ def test_emsa_trains_the_papers_cnn_in_a_few_steps() -> None:
     for image, label in zip(x, y.tolist(), strict=True):
         image[:, :, 2 * label : 2 * label + 3] += 1.0  # a bar whose place tells the class
     bars = Dataset("bars", x, y, x, y, 3)
-    result = train(RunConfig("emsa", ClassificationTask("bars", "cnn", 5, 30), options={"rho": 0.3}), bars)
+    result = trained("emsa", ClassificationTask("bars", "cnn", 5, 30), bars, rho=0.3)
     assert result.train_loss < 0.5 * result.curve.losses[0]
 
 
 @pytest.mark.parametrize("name", ["vanilla-ddp", "sgd-vgr"])
 def test_those_which_cannot_say_so(name: str) -> None:
     with pytest.raises(ExperimentError, match=f"{name}: .*fully connected networks.*Conv2d"):
-        train(RunConfig(name, ClassificationTask("pictures", "cnn")), pictures())
+        trained(name, ClassificationTask("pictures", "cnn"), pictures())
 
 
 def test_emsa_says_that_a_residual_network_is_no_chain() -> None:

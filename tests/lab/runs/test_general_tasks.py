@@ -31,6 +31,7 @@ def test_runs_of_any_task_go_through_two_processes_into_the_store(tmp_path: Path
         assert outcome.metric < 0.1
         assert outcome.curve.losses[-1] < outcome.curve.losses[0]
         assert outcome.seconds > 0
+        assert outcome.steps == 200
     seen.clear()
     assert collect(wanted, store, on_run=on_run) == found, "the second call takes all from the store"
     assert [done for done, *_ in seen] == [4]
@@ -46,5 +47,5 @@ def test_a_search_takes_the_smallest_metric_where_smaller_is_better(tmp_path: Pa
 
 
 def test_a_run_of_another_length_has_another_key() -> None:
-    assert RunConfig("adam", TASK).key != RunConfig("adam", Parabola(epochs=5)).key
-    assert RunConfig("adam", TASK).with_task(epochs=5).key == RunConfig("adam", Parabola(epochs=5)).key
+    assert RunConfig("adam", TASK).key != RunConfig("adam", Parabola(steps=5)).key
+    assert RunConfig("adam", TASK).with_task(steps=5).key == RunConfig("adam", Parabola(steps=5)).key

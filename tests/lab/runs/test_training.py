@@ -12,10 +12,10 @@ from torch import nn
 
 from ddpnopt.lab.compare import comparison
 from ddpnopt.lab.compare.comparison import ComparedMethod, compare, tuned
-from ddpnopt.lab.data import Dataset, load
+from ddpnopt.lab.data import load
 from ddpnopt.lab.errors import ExperimentError
 from ddpnopt.lab.networks import build
-from ddpnopt.lab.runs.classification import ClassificationTask, evaluate
+from ddpnopt.lab.runs.classification import ClassificationTask, DatasetProblem, evaluate
 from ddpnopt.lab.runs.config import RunConfig
 from ddpnopt.lab.runs.outcome import Outcome, RunDetails, TrainingRecord
 from ddpnopt.lab.runs.search import candidates, search
@@ -115,9 +115,9 @@ def test_a_configuration_that_makes_no_sense_is_refused(change: dict[str, float]
 def test_tuning_never_sees_the_test_set(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
 
-    def spy(config: RunConfig, dataset: Dataset) -> Outcome:
-        sizes.append((len(dataset.x_train), len(dataset.x_test)))
-        return train(config, dataset)
+    def spy(config: RunConfig, problem: DatasetProblem) -> Outcome:
+        sizes.append((len(problem.dataset.x_train), len(problem.dataset.x_test)))
+        return train(config, problem)
 
     monkeypatch.setattr(comparison, "train", spy)
     tuned(TASK, [ComparedMethod("adam")])

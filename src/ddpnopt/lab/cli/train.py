@@ -73,7 +73,7 @@ def train(
             detail = f"epoch {now.epoch + 1}/{task.epochs}, loss {now.loss:.4f}"
             progress.update(row, total=now.steps, completed=now.step, detail=detail)
 
-        outcome = run(config, data, on_step=on_step, checkpoints=checkpoints)
+        outcome = run(config, task.problem_on(data, seed), on_step=on_step, checkpoints=checkpoints)
     details = outcome.details
     assert details is not None
     _show(config, outcome, details, data.note)

@@ -120,7 +120,7 @@ def compare(
                 on_step(each, seed, progress)
 
             config = RunConfig(each.method, task, each.lr, seed=seed)
-            found[each].append(ComparedRun(config, train(config, dataset, on_step=forward)))
+            found[each].append(ComparedRun(config, train(config, task.problem_on(dataset, seed), on_step=forward)))
     return Comparison(task, note, summarise(found))
 
 
@@ -134,7 +134,8 @@ def tuned(
     """The methods with the learning rates that held-out training data choose, where there is a grid."""
 
     def compute(configs: Sequence[RunConfig]) -> list[Outcome]:
-        return [train(c, task.load(c.seed, validation=c.validation, data_dir=data_dir, images=images)) for c in configs]
+        data = (task.load(c.seed, validation=c.validation, data_dir=data_dir, images=images) for c in configs)
+        return [train(c, task.problem_on(each, c.seed)) for c, each in zip(configs, data, strict=True)]
 
     def choose(each: ComparedMethod) -> ComparedMethod:
         if each.lr is not None or not method(each.method).grid:

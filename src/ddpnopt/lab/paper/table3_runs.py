@@ -63,7 +63,7 @@ def settings_table(entries: Sequence[TunedMethod]) -> Table:
                 "method": method(each.method).label,
                 "learning rate": f"{rate:g}" + (f", momentum {momentum:g}" if momentum is not None else ""),
                 "tried": str(each.tried) if each.tried else "default",
-                "epochs": str(each.config.task.epochs),
+                "epochs": str(each.seeds.task.epochs),
                 "diverged": f"{each.seeds.diverged} of {len(each.seeds.runs)}",
             }
         )

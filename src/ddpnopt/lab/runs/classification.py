@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -16,12 +16,44 @@ from torch.nn import functional as F
 from ddpnopt.lab import networks
 from ddpnopt.lab.data import IMAGE_SETS, Dataset, canonical, load
 from ddpnopt.lab.errors import ExperimentError
+from ddpnopt.lab.runs.outcome import TrainingRecord
 from ddpnopt.lab.runs.task import Evaluation
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 # Larger ones are slower: the activations of a CNN would not fit into the memory that the allocator reuses.
 EVALUATION_BATCH = 250
 VALIDATION_FRACTION = 0.2
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetProblem:
+    """A model and a data set in tensors."""
+
+    model: nn.Module
+    dataset: Dataset
+    epochs: int
+    batch_size: int
+    loss_function: LossFunction = F.cross_entropy
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(len(self.dataset.y_train) / self.batch_size)
+
+    def epoch(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.dataset.batches(self.batch_size, generator)
+
+    def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        x, y = batch
+        return self.loss_function(self.model(x), y)
+
+    def evaluate(self, record: TrainingRecord) -> Evaluation:
+        """Training loss and test accuracy; NaN where the outputs on the test set are not finite."""
+        data = self.dataset
+        test_loss, accuracy = evaluate(self.model, data.x_test, data.y_test, self.loss_function)
+        if not math.isfinite(test_loss):
+            return Evaluation(math.nan, math.nan)
+        loss, _ = evaluate(self.model, data.x_train, data.y_train, self.loss_function)
+        return Evaluation(loss, accuracy)
 
 
 @dataclass(frozen=True)
@@ -84,13 +116,15 @@ class ClassificationTask:
         return _cached(canonical(self.dataset), self.n_train, seed, validation, data_dir)
 
     def build(self, data: Dataset, seed: int) -> nn.Module:
+        """The network, its weights drawn from `seed`."""
         return networks.build(self.network, data, seed)
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs, targets)
+    def problem_on(self, data: Dataset, seed: int) -> DatasetProblem:
+        """The problem on data that are loaded already."""
+        return DatasetProblem(self.build(data, seed), data, self.epochs, self.batch_size)
 
-    def evaluate(self, model: nn.Module, x: Tensor, y: Tensor) -> Evaluation:
-        return evaluate(model, x, y)
+    def problem(self, seed: int, *, validation: bool = False, data_dir: Path | None = None) -> DatasetProblem:
+        return self.problem_on(self.load(seed, validation=validation, data_dir=data_dir), seed)
 
 
 @torch.no_grad()

@@ -43,6 +43,12 @@ class TrainingRecord:
         """The median over the steps: other work on the machine disturbs it less than the mean."""
         return median(self.step_seconds) if self.step_seconds else math.nan
 
+    @property
+    def final_loss(self) -> float:
+        """The mean over the last tenth of the steps."""
+        last = self.losses[-max(1, len(self.losses) // 10) :]
+        return sum(last) / len(last) if last else math.nan
+
     def curve(self) -> Curve:
         """The record in about fifty bins."""
         return sampled_curve(list(accumulate(self.step_seconds)), list(accumulate(self.step_cpu_seconds)), self.losses)

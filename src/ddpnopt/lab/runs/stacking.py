@@ -13,7 +13,7 @@ from ddpnopt.errors import NonFiniteError
 from ddpnopt.lab.runs.config import RunConfig
 from ddpnopt.lab.runs.outcome import Outcome
 from ddpnopt.lab.runs.stacked.network import activations
-from ddpnopt.lab.runs.stacked.recipe import shared
+from ddpnopt.lab.runs.stacked.recipe import classification, shared
 from ddpnopt.lab.runs.stacked.training import outcomes
 from ddpnopt.lab.runs.training import perform
 from ddpnopt.lab.runs.work import SingleRun, WorkUnit
@@ -30,12 +30,13 @@ class StackedRuns:
     runs: Sequence[RunConfig]
 
     def perform(self, data_dir: Path | None) -> list[Outcome | None]:
-        data = [run.task.load(run.seed, validation=run.validation, data_dir=data_dir) for run in self.runs]
-        models = [run.task.build(each, run.seed) for run, each in zip(self.runs, data, strict=True)]
+        tasks = [(run, classification(run)) for run in self.runs]
+        problems = [task.problem(run.seed, validation=run.validation, data_dir=data_dir) for run, task in tasks]
+        models = [problem.model for problem in problems]
         if activations(models[0]) is None:
             return [perform(run, data_dir) for run in self.runs]
         try:
-            return list(outcomes(self.runs, models, data))
+            return list(outcomes(self.runs, models, [problem.dataset for problem in problems]))
         except (torch.linalg.LinAlgError, NonFiniteError):  # type: ignore[attr-defined]
             # one run's decomposition failed, and nothing says which: the half without it goes on as a stack
             if len(self.runs) == 1:

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
-from ddpnopt.lab.data import Dataset
+from ddpnopt.lab.runs.outcome import TrainingRecord
 
 
 class Evaluation(NamedTuple):
-    """How well a model does on some data."""
+    """How well a model does."""
 
     loss: float
+    """On the training data."""
     metric: float
-    """For classification the accuracy in percent."""
+    """On the test set or the held-out data; for classification the accuracy in percent."""
+
+
+class TrainingProblem(Protocol):
+    """One model to train, with its data."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def epochs(self) -> int:
+        """How often `epoch` is called; 1 for data without end."""
+
+    @property
+    def steps_per_epoch(self) -> int: ...
+
+    def epoch(self, generator: torch.Generator) -> Iterator[Any]:
+        """The batches of one epoch, in an order drawn from `generator`."""
+
+    def loss(self, batch: Any) -> Tensor:
+        """The training loss of a batch: run the model on it."""
+
+    def evaluate(self, record: TrainingRecord) -> Evaluation:
+        """After training; not finite where the model has diverged. `record.final_loss` may serve as training loss."""
 
 
 class Task(Protocol):
@@ -25,12 +50,6 @@ class Task(Protocol):
     @property
     def name(self) -> str:
         """A short name for tables and progress bars."""
-
-    @property
-    def epochs(self) -> int: ...
-
-    @property
-    def batch_size(self) -> int: ...
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -44,14 +63,8 @@ class Task(Protocol):
     def higher_is_better(self) -> bool:
         """Whether a larger metric is a better one."""
 
-    def load(self, seed: int, *, validation: bool = False, data_dir: Path | None = None) -> Dataset:
-        """The data; with `validation` a part of the training data takes the place of the test set."""
+    def problem(self, seed: int, *, validation: bool = False, data_dir: Path | None = None) -> TrainingProblem:
+        """Data and weights drawn from `seed`, without changing the global random state.
 
-    def build(self, data: Dataset, seed: int) -> nn.Module:
-        """The network, its weights drawn from `seed`, without changing the global random state."""
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The training loss of a batch."""
-
-    def evaluate(self, model: nn.Module, x: Tensor, y: Tensor) -> Evaluation:
-        """Mean loss and metric over all of `x`."""
+        With `validation` the metric is that of held-out training data; the test set is not touched.
+        """

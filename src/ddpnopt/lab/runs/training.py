@@ -20,9 +20,10 @@ from ddpnopt.lab.errors import NoDefaultRateError
 from ddpnopt.lab.methods.method import is_convolutional
 from ddpnopt.lab.methods.registry import make_optimizer
 from ddpnopt.lab.runs.checkpoints import Checkpoints
-from ddpnopt.lab.runs.classification import LossFunction
+from ddpnopt.lab.runs.classification import DatasetProblem, LossFunction
 from ddpnopt.lab.runs.config import RunConfig
 from ddpnopt.lab.runs.outcome import Outcome, RunDetails, TrainingRecord
+from ddpnopt.lab.runs.task import TrainingProblem
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,11 @@ class Progress:
 OnStep = Callable[[Progress], None]
 
 
-def fit(
-    model: nn.Module,
+def run_epochs(
+    problem: TrainingProblem,
     optimizer: Optimizer,
-    dataset: Dataset,
-    *,
-    epochs: int,
-    batch_size: int,
     generator: torch.Generator,
-    loss_function: LossFunction = F.cross_entropy,
+    *,
     on_step: OnStep = lambda _: None,
     checkpoints: Checkpoints | None = None,
     record: TrainingRecord | None = None,
@@ -56,17 +53,17 @@ def fit(
     With `record` the steps are written there, so that they are known even if an exception ends the loop.
     """
     record = TrainingRecord() if record is None else record
-    per_epoch = math.ceil(len(dataset.y_train) / batch_size)
+    model, per_epoch = problem.model, problem.steps_per_epoch
     first_epoch, done = checkpoints.resume(model, optimizer, generator, record) if checkpoints else (0, 0)
     model.train()
-    for epoch in range(first_epoch, epochs):
+    for epoch in range(first_epoch, problem.epochs):
         drawn = generator.get_state()
-        for batch, (x, y) in enumerate(dataset.batches(batch_size, generator)):
-            if epoch == first_epoch and batch < done:
+        for number, batch in enumerate(problem.epoch(generator)):
+            if epoch == first_epoch and number < done:
                 continue
             start, cpu_start = time.perf_counter(), time.process_time()
             optimizer.zero_grad()
-            loss = loss_function(model(x), y)
+            loss = problem.loss(batch)
             value = float(loss.detach())
             if not math.isfinite(value):
                 record.diverged = True
@@ -81,10 +78,27 @@ def fit(
             record.step_cpu_seconds.append(time.process_time() - cpu_start)
             record.losses.append(value)
             if checkpoints is not None:
-                checkpoints.after_step(model, optimizer, record, epoch, batch + 1, drawn)
-            on_step(Progress(len(record.losses), epochs * per_epoch, epoch, value))
+                checkpoints.after_step(model, optimizer, record, epoch, number + 1, drawn)
+            on_step(Progress(len(record.losses), problem.epochs * per_epoch, epoch, value))
         record.epoch_losses.append(sum(record.losses[-per_epoch:]) / per_epoch)
     return record
+
+
+def fit(
+    model: nn.Module,
+    optimizer: Optimizer,
+    dataset: Dataset,
+    *,
+    epochs: int,
+    batch_size: int,
+    generator: torch.Generator,
+    loss_function: LossFunction = F.cross_entropy,
+    on_step: OnStep = lambda _: None,
+    checkpoints: Checkpoints | None = None,
+) -> TrainingRecord:
+    """`run_epochs` for a model and a data set."""
+    problem = DatasetProblem(model, dataset, epochs, batch_size, loss_function)
+    return run_epochs(problem, optimizer, generator, on_step=on_step, checkpoints=checkpoints)
 
 
 def set_mode(optimizer: Optimizer, mode: str) -> None:
@@ -111,50 +125,38 @@ def one_thread_for_small(model: nn.Module) -> Iterator[None]:
 
 def train(
     config: RunConfig,
-    dataset: Dataset | None = None,
+    problem: TrainingProblem | None = None,
     *,
     data_dir: Path | None = None,
     on_step: OnStep = lambda _: None,
     checkpoints: Checkpoints | None = None,
     record_errors: bool = False,
 ) -> Outcome:
-    """Train and test as `config` says, on `dataset` instead of the task's own data if it is given.
+    """Train and test as `config` says, on `problem` instead of the task's own one if it is given.
 
     With `record_errors` an exception while training is a run that diverged, and warnings are suppressed.
     """
-    task = config.task
-    if dataset is None:
-        dataset = task.load(config.seed, validation=config.validation, data_dir=data_dir)
-    model = task.build(dataset, config.seed)
+    if problem is None:
+        problem = config.task.problem(config.seed, validation=config.validation, data_dir=data_dir)
+    model = problem.model
     optimizer = make_optimizer(config.method, model, config.lr, **config.options)
     set_mode(optimizer, "train")
     lr = float(optimizer.param_groups[0]["lr"])
     record, error = TrainingRecord(), ""
+    loss = metric = math.nan
     with one_thread_for_small(model), torch.random.fork_rng(devices=[]), _quiet() if record_errors else nullcontext():
-        torch.manual_seed(config.seed)  # for layers that draw, such as dropout
+        torch.manual_seed(config.seed)  # for layers and losses that draw, such as dropout
+        generator = torch.Generator().manual_seed(config.seed)
         try:
-            fit(
-                model,
-                optimizer,
-                dataset,
-                epochs=task.epochs,
-                batch_size=task.batch_size,
-                generator=torch.Generator().manual_seed(config.seed),
-                loss_function=task.loss,
-                on_step=on_step,
-                checkpoints=checkpoints,
-                record=record,
-            )
+            run_epochs(problem, optimizer, generator, on_step=on_step, checkpoints=checkpoints, record=record)
         except Exception as failed:  # an eigendecomposition of NaN raises LinAlgError, others what they like
             if not record_errors:
                 raise
             record.diverged, error = True, f"{type(failed).__name__}: {failed}"[:300]
-    loss = metric = math.nan
     if not record.diverged:
         set_mode(optimizer, "eval")
-        test_loss, metric = task.evaluate(model, dataset.x_test, dataset.y_test)
-        loss, _ = task.evaluate(model, dataset.x_train, dataset.y_train)
-        record.diverged = not (math.isfinite(test_loss) and math.isfinite(loss))
+        loss, metric = problem.evaluate(record)
+        record.diverged = not (math.isfinite(loss) and math.isfinite(metric))
     return Outcome(
         metric=math.nan if record.diverged else metric,
         lr=lr,

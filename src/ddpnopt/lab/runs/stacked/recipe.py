@@ -53,6 +53,12 @@ ENTRIES = {
 }
 
 
+def classification(config: RunConfig) -> ClassificationTask:
+    """The task of a run of a stack."""
+    assert isinstance(config.task, ClassificationTask)
+    return config.task
+
+
 def shared(config: RunConfig) -> str | None:
     """The same text for configurations that fit into one stack; None where none can hold them."""
     entry = ENTRIES.get(config.method) if isinstance(config.task, ClassificationTask) else None

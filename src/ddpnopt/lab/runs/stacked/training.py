@@ -46,7 +46,7 @@ def train(configs: Sequence[RunConfig], models: Sequence[nn.Module], data: Seque
     start, cpu_start = time.perf_counter(), time.process_time()
     seconds: list[float] = []
     cpu_seconds: list[float] = []
-    for _ in range(first.task.epochs):
+    for _ in range(recipes.classification(first).epochs):
         for x, y in batches.epoch():
             if not len(alive):
                 break
@@ -78,7 +78,7 @@ class Batches:
         self.x = [by_seed[seed].x_train.flatten(1) for seed in seeds]
         self.y = [by_seed[seed].y_train for seed in seeds]
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self.batch_size = configs[0].task.batch_size
+        self.batch_size = recipes.classification(configs[0]).batch_size
 
     def epoch(self) -> Iterator[tuple[Tensor, Tensor]]:
         """(S, B, n) and (S, B) for the S seeds; the last batch may be smaller."""
