@@ -1,4 +1,4 @@
-"""A network as the dynamics x_{t+1} = f_t(x_t, u_t) of (OCP): one callable stage a layer.
+"""A network as the dynamics x_{t+1} = f_t(x_t, u_t) of (OCP): one callable stage per layer.
 
 A stage is a layer with everything that follows it up to the next layer (activation, pooling, flatten), as a function of
 its input and of its own parameters. The network is traced once and cut before each layer; what comes before the first

@@ -80,7 +80,7 @@ def _written(item: Item, result: Result, context: Context) -> Path:
 
 
 class Reporter:
-    """A bar for each part of an item; in a log file a line now and then."""
+    """A bar for each part of an item; in a log file a line every few runs."""
 
     def __init__(self, progress: Progress, item: Item) -> None:
         self.progress, self.item = progress, item

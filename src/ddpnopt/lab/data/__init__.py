@@ -1,4 +1,4 @@
-"""The data sets of the experiments, whole in tensors."""
+"""The data sets of the experiments, held in tensors."""
 
 from ddpnopt.lab.data.catalogue import DATASETS, DatasetStatus, canonical, load, status
 from ddpnopt.lab.data.dataset import Dataset

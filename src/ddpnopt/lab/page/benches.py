@@ -18,7 +18,7 @@ FOLDERS = {
 
 @dataclass
 class Part:
-    """What stands under one heading of a page: words, and a table."""
+    """What is under one heading of a page: text and a table."""
 
     title: str
     words: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ def read_bench(folder: Path, title: str) -> ShownBench:
 
 
 def parse(text: str) -> tuple[list[str], list[Part]]:
-    """The list at the top, and what stands under each heading."""
+    """The list at the top, and what is under each heading."""
     facts: list[str] = []
     parts: list[Part] = []
     lines = iter(text.splitlines())

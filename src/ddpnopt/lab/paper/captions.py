@@ -22,7 +22,7 @@ def verdict(holds: bool | None) -> str:
 
 
 def caption(text: str, claims: Sequence[Claim]) -> str:
-    """What is seen, then each claim of the paper and what came of it."""
+    """What the figure shows, then each claim of the paper and whether it holds here."""
     verdicts = [f"Paper: {claim.text} {verdict(claim.holds).capitalize()} here: {claim.ours}." for claim in claims]
     return " ".join([text, *verdicts])
 
@@ -40,7 +40,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 
 def compact(value: float) -> str:
-    """A number to two digits where it has many decades to be in."""
+    """A number to two digits, for values over many decades."""
     if 100 <= abs(value) < 1e5:
         return f"{value:.0f}"
     return f"{value:.2g}" if 0.01 <= abs(value) < 100 else f"{value:.1e}"

@@ -41,7 +41,7 @@ class Gain:
         return self.problem.x
 
     def __call__(self, dx: Tensor) -> Tensor:
-        """K dx, flat: the change of all the layer's weights in answer to dx, of the shape of one input."""
+        """K dx, flat: the change of all the layer's weights in response to dx, of the shape of one input."""
         d = self.policy(self.x + dx).parts()
         open_loop = self.policy(None).parts()
         answer = [a - b for a, b in zip(d, open_loop, strict=True)]

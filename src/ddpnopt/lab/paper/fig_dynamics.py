@@ -69,7 +69,7 @@ def run(context: Context) -> Result:
 
 
 def _curves(seeds: SeedRuns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Steps (T,) and losses (seeds, T) of the runs that went to their end."""
+    """Steps (T,) and losses (seeds, T) of the runs that did not diverge."""
     whole = [run.curve for run in seeds.runs if not run.diverged]
     if not whole:
         return np.array([]), np.empty((0, 0))

@@ -24,7 +24,7 @@ MEASURES = ("training loss", "accuracy (%)")
 
 @dataclass(frozen=True)
 class Cells:
-    """One grid as it came out: rows of learning rates, the baseline first, then the eps."""
+    """The results of one grid: rows of learning rates, the baseline first, then the eps."""
 
     grid: Grid
     rows: Sequence[Sequence[SeedRuns]]
@@ -56,7 +56,7 @@ def digits_task(context: Context) -> ClassificationTask:
 
 
 def cells(context: Context, grids: Sequence[Grid]) -> list[Cells]:
-    """All runs of the grids; seed by seed, so that the first ones are of use early."""
+    """All runs of the grids; seed by seed, so that the first ones are useful early."""
     seeds, task = seeds_of(context, 10), digits_task(context)
     wanted = {
         (grid.base, lr, eps, seed): config(context, grid.ours if eps else grid.base, lr, seed, eps)

@@ -1,4 +1,4 @@
-"""`fig-policy`: the direction that the feedback policy answers to most, seen as an image (Algorithm 4).
+"""`fig-policy`: the direction that the feedback policy responds to most, seen as an image (Algorithm 4).
 
 For an image, K of each layer of the CNN is decomposed; the right singular vector of the largest singular value, a
 displacement of that layer's input, is projected back to the pixels.
@@ -53,7 +53,7 @@ FULL, QUICK = PolicyEffort(10_000, 1, 300), PolicyEffort(1_500, 1, 60)
 
 @dataclass(frozen=True, eq=False)
 class Response:
-    """What one layer's policy answers to most, for one image."""
+    """What one layer's policy responds to most, for one image."""
 
     layer: str
     image: Tensor
@@ -74,7 +74,7 @@ class Response:
 def leading_direction(gain: Gain) -> tuple[Tensor, Tensor]:
     """Singular values of K and the right singular vector of the largest, for a batch of one image.
 
-    The rows of K lie in the span of the back-propagated columns p_x: K is asked about an orthonormal basis of it.
+    The rows of K lie in the span of the back-propagated columns p_x: K is applied to an orthonormal basis of it.
     """
     columns = torch.stack([p.flatten() for p in gain.problem.p_x if p is not None], 1)  # (n, R)
     U, s, _ = torch.linalg.svd(columns.double(), full_matrices=False)
@@ -244,7 +244,7 @@ def name_of(position: int) -> str:
 
 
 def examples(dataset: Dataset, model: nn.Sequential) -> list[list[Response]]:
-    """For each pair a test image of the first class that the network takes for the second sooner than for others."""
+    """For each pair a test image of the first class that the network confuses with the second rather than with others."""
     with torch.no_grad():
         outputs = model(dataset.x_test[:2000])
     found = []
@@ -263,7 +263,7 @@ def _column(like: Tensor, value: int) -> Tensor:
 
 
 def draw(shown: Sequence[Sequence[Response]], means: Tensor, words: str) -> Figure:
-    """A column an image; the layers from the first to the last, and the difference of the classes."""
+    """One column per image; the layers from the first to the last, and the difference of the classes."""
     rows = ["image", *(name_of(t) for t in range(len(shown[0]))), "difference"]
     with style.style():
         made, axes = style.figure(len(shown), len(rows), width=1.75, height=1.45)

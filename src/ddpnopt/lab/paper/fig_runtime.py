@@ -29,7 +29,7 @@ NEARLY, LARGE_MARGIN = 2.0, 2.0
 
 @dataclass(frozen=True)
 class RuntimeSetting:
-    """A network with the methods that can be had on it."""
+    """A network with the methods that can train it."""
 
     network: Network
     ours: str

@@ -76,7 +76,7 @@ FULL, QUICK = SpectrumEffort(3, 4, 250), SpectrumEffort(1, 2, 60)
 
 @dataclass(frozen=True, eq=False)
 class Spectra:
-    """One objective on so many clusters."""
+    """One objective on a number of clusters."""
 
     objective: SpectrumObjective
     classes: int

@@ -1,4 +1,4 @@
-"""`fig-vanishing`: nine sigmoid layers, whose gradients vanish, and which method trains them all the same."""
+"""`fig-vanishing`: nine sigmoid layers, whose gradients vanish, and which method trains them nevertheless."""
 
 from __future__ import annotations
 

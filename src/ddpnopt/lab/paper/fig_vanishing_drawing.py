@@ -38,7 +38,7 @@ class Panel:
 
 
 def curve(runs: Sequence[VanishingRun]) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """Steps, and mean and standard deviation of the smoothed losses over the seeds, as far as all of them got."""
+    """Steps, and mean and standard deviation of the smoothed losses over the seeds, as long as all of them last."""
     length = min(len(run.losses) for run in runs)
     if length == 0:
         return np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
@@ -54,7 +54,7 @@ def typical_norms(runs: Sequence[VanishingRun]) -> NDArray[np.float64]:
 
 
 def draw(title: str, panels: Sequence[Panel], found: Found, words: str) -> Figure:
-    """One pair of axes a panel."""
+    """One pair of axes per panel."""
     with style.style():
         columns = min(len(panels), 4)
         made, axes = style.figure(columns, width=13.2 / columns, height=3.5)

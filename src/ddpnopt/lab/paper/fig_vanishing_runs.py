@@ -1,4 +1,4 @@
-"""The trainings of `fig-vanishing`: nine layers on DIGITS, and the size of every layer's update on the way."""
+"""The trainings of `fig-vanishing`: nine layers on DIGITS, and the size of every layer's update during training."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ OBJECTIVES = {each.label: each for each in (MMC, CE)}
 
 @dataclass(frozen=True)
 class VanishingCase:
-    """One training, but for its seed."""
+    """One training, except for its seed."""
 
     way: str
     lr: float
@@ -120,7 +120,7 @@ class VanishingRun:
 
 
 def network(dataset: Dataset, activation: str, seed: int) -> nn.Sequential:
-    """The nine layers, with the same weights whatever the activation."""
+    """The nine layers, with the same weights for every activation."""
     built = build("sigmoid-fcn", dataset, seed)
     assert isinstance(built, nn.Sequential)
     if activation == "sigmoid":

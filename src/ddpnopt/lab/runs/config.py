@@ -80,6 +80,6 @@ def upgraded_key(key: str) -> str:
     parts = json.loads(key)
     if "kind" in parts:
         return key
-    if parts["lr"] is None:
+    if parts["lr"] is None and parts["method"] in METHODS:
         parts["default"] = _default(parts["method"])
     return json.dumps({"kind": "training", "validation": False, "options": {}, **parts}, sort_keys=True)

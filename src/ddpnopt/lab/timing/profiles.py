@@ -19,7 +19,7 @@ Place = tuple[str, str]
 
 
 class Profile:
-    """Charges time while it is switched on; torch's own time falls on the function that called it."""
+    """Records time while it is active; torch's own time is charged to the function that called it."""
 
     def __init__(self) -> None:
         self.seconds: dict[Place, float] = defaultdict(float)

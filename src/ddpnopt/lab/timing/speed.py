@@ -43,7 +43,7 @@ class Cost:
 
     @property
     def ratios(self) -> list[float]:
-        """Round by round, so that what else the machine does falls on both."""
+        """Round by round, so that other work on the machine affects both."""
         return [mine / unit for mine, unit in zip(self.seconds, self.unit_seconds, strict=True)]
 
     @property

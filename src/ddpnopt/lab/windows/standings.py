@@ -33,7 +33,7 @@ class Point:
 
     @property
     def accuracies(self) -> list[float]:
-        """Of each seed; a run that ended in NaN or an error is worth no more than guessing."""
+        """Of each seed; a run that ended in NaN or an error counts as guessing."""
         return [self.chance if o.diverged else o.accuracy for o in self.outcomes]
 
     @property

@@ -145,7 +145,7 @@ def write(
 
 
 def _winners(result: Standings) -> dict[int, Standing]:
-    """The best row of the columns that can be won, by position."""
+    """The best row of each column that has one, by position."""
     rows = result.rows
     won = {3: max(rows, key=lambda row: row.best.accuracy)}
     widest = max(rows, key=lambda row: row.window.decades)
