@@ -244,7 +244,7 @@ def name_of(position: int) -> str:
 
 
 def examples(dataset: Dataset, model: nn.Sequential) -> list[list[Response]]:
-    """For each pair a test image of the first class that the network confuses with the second rather than with others."""
+    """For each pair a test image of the first class that the network confuses most with the second."""
     with torch.no_grad():
         outputs = model(dataset.x_test[:2000])
     found = []
