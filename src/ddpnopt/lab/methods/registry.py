@@ -109,8 +109,8 @@ ABLATED = (
 
 def _form(name: str, label: str, base: str | None = "no-feedback", period: int = 1, **options: Any) -> Method:
     """A form of DDPNOpt that is timed."""
-    square = options["value"] == "full"
-    warm_up = EARLY if options["value"] == "batch" else 2
+    square = options.get("value") == "full"
+    warm_up = EARLY if options.get("value") == "batch" else 2
     timing = Timing("", options=SKIP, without_feedback=base, period=period, square=square, warm_up=warm_up)
     return Method(name, label, ddpnopt, options=options, is_ddpnopt=True, timing=timing)
 
@@ -122,7 +122,7 @@ _ELEMENTWISE = {"rmsprop": "RMSprop", "adam": "Adam"}
 _KFAC, _EKFAC = KFAC(refresh=REFRESH), EKFAC(refresh=REFRESH)
 
 FORMS = (
-    _form("no-feedback", "feedback=False", None, **_OUTER, feedback=False),
+    _form("no-feedback", "feedback=False", None, feedback=False),
     _form("batch", "batch", **_BATCH),
     _form("recompute", "batch, recompute", **_BATCH, recompute=True, average=False),
     _form("batch-open", "batch, open loop", **_BATCH, closed_loop=False),
@@ -130,7 +130,7 @@ FORMS = (
     _form("outer-open", "outer, open loop", **_OUTER, closed_loop=False),
     _form("full", "full", **_FULL),
     _form("full-open", "full, open loop", **_FULL, closed_loop=False),
-    *(_form(f"{c}-no-feedback", f"{label}, no feedback", None, **_OUTER, curvature=c, feedback=False)
+    *(_form(f"{c}-no-feedback", f"{label}, no feedback", None, curvature=c, feedback=False)
       for c, label in _ELEMENTWISE.items()),
     *(_form(f"batch-{c}", f"batch, {label}", f"{c}-no-feedback", **_BATCH, curvature=c)
       for c, label in _ELEMENTWISE.items()),
