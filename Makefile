@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 
 .PHONY: run test lint types unit docs format clean setup
 
-run: setup            ## DDPNOpt beside SGD, RMSprop and Adam on DIGITS: a table and a picture
+run: setup            ## compare DDPNOpt with SGD, RMSprop and Adam on DIGITS: a table and a picture
 	$(BIN)/ddpnopt compare digits --out results/compare
 
 test: setup lint types unit
@@ -18,11 +18,11 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# One torch thread a worker: two workers on two cores beat two threads on small tensors.
+# One torch thread per worker: two workers on two cores are faster than two threads on small tensors.
 unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 
-docs: setup           ## the site, in site/; the tests build it, too
+docs: setup           ## the site, in site/; the tests build it as well
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: setup

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddpnopt.control import Rollout, Solution
-from ddpnopt.control.systems import Task
+from ddpnopt.control.systems import ControlTask
 
 BLUE, ORANGE, GREEN, GREY = "#2f6fb0", "#d9692a", "#3a8f5c", "#8a8f98"
 
@@ -49,7 +49,7 @@ def convergence(ax: Axes, runs: dict[str, Solution]) -> None:
     ax.legend()
 
 
-def controls(ax: Axes, task: Task, solution: Solution, limit: float | None = None) -> None:
+def controls(ax: Axes, task: ControlTask, solution: Solution, limit: float | None = None) -> None:
     """Controls over time as the steps they are."""
     u = solution.controls.numpy()
     time = task.dt * np.arange(len(u) + 1)
@@ -62,7 +62,7 @@ def controls(ax: Axes, task: Task, solution: Solution, limit: float | None = Non
     ax.legend(loc="lower right")
 
 
-def fan(ax: Axes, task: Task, nominal: np.ndarray, rollout: Rollout, i: int, colour: str, title: str) -> None:
+def fan(ax: Axes, task: ControlTask, nominal: np.ndarray, rollout: Rollout, i: int, colour: str, title: str) -> None:
     """Component i of all disturbed rollouts over the nominal one."""
     states = rollout.states[..., i].numpy()
     time = task.dt * np.arange(states.shape[-1])

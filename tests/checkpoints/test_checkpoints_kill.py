@@ -25,23 +25,31 @@ import torch
 from ddpnopt.checkpoint import load
 from ddpnopt.lab.data import load as load_data
 from ddpnopt.lab.runs.checkpoints import Checkpoints
-from ddpnopt.lab.runs.training import RunConfig, RunResult, train
+from ddpnopt.lab.runs.classification import ClassificationTask
+from ddpnopt.lab.runs.config import RunConfig
+from ddpnopt.lab.runs.outcome import RunDetails
+from ddpnopt.lab.runs.training import train
 
 KILLS = int(os.environ.get("DDPNOPT_KILLS", "5"))
 EVERY = 2
 SRC = Path(__file__).parents[2] / "src"
-RUN = RunConfig("ddpnopt", "wine", epochs=3 + 2 * KILLS, batch_size=16, seed=3)
+TASK = ClassificationTask("wine", epochs=3 + 2 * KILLS, batch_size=16)
+RUN = RunConfig("ddpnopt", TASK, seed=3)
 
 
-def run(path: Path | None, on_step: Callable[[Any], None] = lambda _: None) -> RunResult:
+def run(path: Path | None, on_step: Callable[[Any], None] = lambda _: None) -> RunDetails:
     checkpoints = None if path is None else Checkpoints(path, EVERY)
-    return train(RUN, load_data("wine", seed=RUN.seed), on_step=on_step, checkpoints=checkpoints)
+    done = train(
+        RUN, TASK.problem_on(load_data("wine", seed=RUN.seed), RUN.seed), on_step=on_step, checkpoints=checkpoints
+    )
+    assert done.details is not None
+    return done.details
 
 
 def child(path: Path | None, steps: Connection, result: Path) -> None:
     """A run that tells each step, and its weights at the end."""
     done = run(path, lambda now: steps.send(now.step))
-    torch.save({"weights": done.weights, "losses": done.losses}, result)
+    torch.save({"weights": done.weights, "losses": done.record.losses}, result)
 
 
 def begin(path: Path | None, result: Path) -> tuple[Any, Connection]:
@@ -108,7 +116,7 @@ def test_the_command_goes_on_after_a_kill_and_saves_the_same_weights(tmp_path: P
     assert process.wait() == -signal.SIGKILL
     assert not saved.exists()
     second = subprocess.run(resumable, env=environment, capture_output=True, text=True, check=True)
-    assert "going on from" in second.stderr
+    assert "continuing from" in second.stderr
     subprocess.run([*command, "--save", str(whole)], env=environment, capture_output=True, check=True)
     a, b = (torch.load(p, weights_only=True)["state_dict"] for p in (saved, whole))
     assert all(torch.equal(a[name], b[name]) for name in b)

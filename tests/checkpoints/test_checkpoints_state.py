@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from ddpnopt.checkpoint import load, save
 from ddpnopt.lab.data import load as load_data
 from ddpnopt.lab.errors import ExperimentError
 from ddpnopt.lab.runs.checkpoints import Checkpoints
-from ddpnopt.lab.runs.training import RunConfig, train
+from ddpnopt.lab.runs.classification import ClassificationTask
+from ddpnopt.lab.runs.config import RunConfig
+from ddpnopt.lab.runs.training import train
 
-RUN = RunConfig("ddpnopt", "wine", epochs=2, batch_size=16)
+RUN = RunConfig("ddpnopt", ClassificationTask("wine", epochs=2, batch_size=16))
 
 
 class StoppedError(Exception):
@@ -34,7 +36,7 @@ def interrupted(config: RunConfig, path: Path, at: int) -> None:
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        train(config, checkpoints=Checkpoints(path, 1, asdict(config)), on_step=on_step)
+        train(config, checkpoints=Checkpoints(path, 1, config.settings), on_step=on_step)
 
 
 @pytest.mark.parametrize("method", ["ddpnopt", "ddpnopt-kfac", "ddpnopt-adam", "sgd-m"])
@@ -44,10 +46,12 @@ def test_a_run_resumes_bit_for_bit_in_the_middle_of_an_epoch(method: str, at: in
     whole = train(config)
     assert whole.steps == 18
     interrupted(config, tmp_path / "run.pt", at)
-    resumed = train(config, checkpoints=Checkpoints(tmp_path / "run.pt", 5, asdict(config)))
-    assert resumed.losses == whole.losses
-    assert resumed.epoch_losses == whole.epoch_losses
-    assert all(torch.equal(resumed.weights[n], w) for n, w in whole.weights.items())
+    resumed = train(config, checkpoints=Checkpoints(tmp_path / "run.pt", 5, config.settings))
+    assert resumed.details is not None
+    assert whole.details is not None
+    assert resumed.details.record.losses == whole.details.record.losses
+    assert resumed.details.record.epoch_losses == whole.details.record.epoch_losses
+    assert all(torch.equal(resumed.details.weights[n], w) for n, w in whole.details.weights.items())
 
 
 def test_random_numbers_of_the_layers_resume_too(tmp_path: Path) -> None:
@@ -81,9 +85,9 @@ def test_random_numbers_of_the_layers_resume_too(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_run_is_refused_and_the_difference_named(tmp_path: Path) -> None:
     interrupted(RUN, tmp_path / "run.pt", 3)
-    other = replace(RUN, batch_size=8)
+    other = RUN.with_task(batch_size=8)
     with pytest.raises(ExperimentError, match="batch_size 16, not 8"):
-        train(other, checkpoints=Checkpoints(tmp_path / "run.pt", 1, asdict(other)))
+        train(other, checkpoints=Checkpoints(tmp_path / "run.pt", 1, other.settings))
 
 
 def test_a_failed_write_leaves_the_checkpoint_of_before(tmp_path: Path) -> None:

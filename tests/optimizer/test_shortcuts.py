@@ -84,7 +84,7 @@ def test_applying_a_layer_again_or_catching_slopes_at_its_input_is_the_same_step
 
 def test_kfac_without_feedback_looks_at_the_layers_only_when_it_refreshes() -> None:
     model, always = twins(chain())
-    opt, other = baselines.KFAC(model, 0.1, refresh=3), baselines.KFAC(always, 0.1, refresh=3)
+    opt, other = baselines.KFACOptimizer(model, 0.1, refresh=3), baselines.KFACOptimizer(always, 0.1, refresh=3)
     other._watch = lambda: None  # type: ignore[method-assign]
     looked = []
     for k in range(7):
@@ -101,10 +101,10 @@ def test_kfac_without_feedback_looks_at_the_layers_only_when_it_refreshes() -> N
 
 def test_kfac_takes_up_its_rhythm_again_from_a_saved_state() -> None:
     model, copy = twins(chain())
-    opt = baselines.KFAC(model, 0.1, refresh=3)
+    opt = baselines.KFACOptimizer(model, 0.1, refresh=3)
     train(model, opt, steps=2)
     copy.load_state_dict(model.state_dict())
-    again = baselines.KFAC(copy, 0.1, refresh=3)
+    again = baselines.KFACOptimizer(copy, 0.1, refresh=3)
     again.load_state_dict(opt.state_dict())
     assert not again._capture.enabled
     train(model, opt)
@@ -166,7 +166,9 @@ def test_algebra_in_float32_follows_float64_at_an_enormous_learning_rate() -> No
         torch.testing.assert_close(a.detach(), b.detach().double(), rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("optimizer", [baselines.KFAC, lambda model, lr: DDPNOpt(model, lr=lr, feedback=False)])
+@pytest.mark.parametrize(
+    "optimizer", [baselines.KFACOptimizer, lambda model, lr: DDPNOpt(model, lr=lr, feedback=False)]
+)
 def test_a_step_that_overflows_gives_back_the_only_parameter_there_is(optimizer: Any) -> None:
     model = nn.Linear(5, 3, bias=False)
     before = weights(model)

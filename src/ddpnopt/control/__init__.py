@@ -1,4 +1,4 @@
-"""Optimal control by differential dynamic programming, Algorithm 1, with Pontryagin's principle beside it."""
+"""Optimal control by differential dynamic programming, Algorithm 1, and by Pontryagin's principle."""
 
 from .errors import ControlError
 from .pmp import costate, hamiltonian, hamiltonian_gradient

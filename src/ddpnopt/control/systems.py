@@ -13,7 +13,7 @@ from .problem import Problem
 
 
 @dataclass(frozen=True)
-class Task:
+class ControlTask:
     """A problem with a start: x0 (n,), u0 (T, m), and the names of the components for plots."""
 
     problem: Problem
@@ -24,7 +24,7 @@ class Task:
     controls: tuple[str, ...]
 
 
-def unicycle(*, T: int = 20, dt: float = 0.1, limit: float | None = None) -> Task:
+def unicycle(*, T: int = 20, dt: float = 0.1, limit: float | None = None) -> ControlTask:
     """Parking: drive x = (position, heading) from (-1, -1, 1) to zero with speed v and turn rate w.
 
     x+ = x + dt (v cos th, v sin th, w), cost (100 |x|^2 + |u|^2) / 2 per step without dt, 50 |x|^2 at the
@@ -42,7 +42,7 @@ def unicycle(*, T: int = 20, dt: float = 0.1, limit: float | None = None) -> Tas
         return 50 * (x * x).sum()
 
     lower = None if limit is None else -limit
-    return Task(
+    return ControlTask(
         Problem(f, cost, phi, T, lower=lower, upper=limit),
         torch.tensor([-1.0, -1.0, 1.0], dtype=torch.float64),
         torch.zeros(T, 2, dtype=torch.float64),
@@ -52,7 +52,7 @@ def unicycle(*, T: int = 20, dt: float = 0.1, limit: float | None = None) -> Tas
     )
 
 
-def pendulum(*, T: int = 60, dt: float = 0.05, limit: float | None = None, effort: float = 0.1) -> Task:
+def pendulum(*, T: int = 60, dt: float = 0.05, limit: float | None = None, effort: float = 0.1) -> ControlTask:
     """Swing-up: x = (angle, rate), angle 0 hanging, pi upright; u is a torque on a unit mass on a unit rod, g
     = 9.81.
 
@@ -71,7 +71,7 @@ def pendulum(*, T: int = 60, dt: float = 0.05, limit: float | None = None, effor
         return 100 * (1 + torch.cos(x[0])) + 10 * x[1] ** 2
 
     lower = None if limit is None else -limit
-    return Task(
+    return ControlTask(
         Problem(f, cost, phi, T, lower=lower, upper=limit),
         torch.zeros(2, dtype=torch.float64),
         torch.full((T, 1), 0.1, dtype=torch.float64),  # hanging still with no torque is a stationary point
@@ -81,7 +81,7 @@ def pendulum(*, T: int = 60, dt: float = 0.05, limit: float | None = None, effor
     )
 
 
-def cartpole(*, T: int = 80, dt: float = 0.04, limit: float | None = None) -> Task:
+def cartpole(*, T: int = 80, dt: float = 0.04, limit: float | None = None) -> ControlTask:
     """Swing-up: x = (position, angle, speed, rate), angle 0 hanging, pi upright; u is the force on the cart.
 
     Cart 1 kg, pole 0.3 kg at 0.5 m, no friction.
@@ -103,7 +103,7 @@ def cartpole(*, T: int = 80, dt: float = 0.04, limit: float | None = None) -> Ta
         return 100 * (x[0] ** 2 + 2 * (1 + torch.cos(x[1]))) + 10 * (x[2] ** 2 + x[3] ** 2)
 
     lower = None if limit is None else -limit
-    return Task(
+    return ControlTask(
         Problem(f, cost, phi, T, lower=lower, upper=limit),
         torch.zeros(4, dtype=torch.float64),
         torch.full((T, 1), 0.1, dtype=torch.float64),  # hanging still with no force is a stationary point

@@ -1,4 +1,4 @@
-"""What goes wrong through no fault of the code: a message for the person, not a traceback."""
+"""Errors that the user can correct: reported as a message, not as a traceback."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class ExperimentError(ValueError):
-    """A wish that cannot be met; the message says which and what to do."""
+    """A request that cannot be met; the message says which one and what to do."""
 
 
 class UnknownNameError(ExperimentError):
@@ -18,3 +18,7 @@ class UnknownNameError(ExperimentError):
 
 class DataError(ExperimentError):
     """A data set that is missing, damaged, or cannot be stored."""
+
+
+class NoDefaultRateError(ExperimentError):
+    """A method without a default learning rate was asked to run at its default."""

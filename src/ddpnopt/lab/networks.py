@@ -56,7 +56,7 @@ Norm = Literal["none", "group", "batch"]
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions beside a skip, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions with a skip connection, which is a 1x1 convolution where the shape changes."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int, norm: Norm) -> None:
         super().__init__()

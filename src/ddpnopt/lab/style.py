@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 INK = "#22272e"
 SOFT_INK = "#5b6570"
 GRID = "#e4e8ec"
 
 # DDPNOpt is the strong colour, baselines are clearly apart from it and from each other, also for readers who
-# do not tell red from green (after Paul Tol's "bright" and "muted" schemes).
+# cannot distinguish red from green (after Paul Tol's "bright" and "muted" schemes).
 COLOURS = {
     "ddpnopt": "#c8381e",
     "sgd": "#8f98a3",
@@ -31,7 +34,20 @@ COLOURS = {
     "ddpnopt-adam": "#a3195b",
     "ddpnopt-kfac": "#e3a008",
     "ddpnopt-ekfac": "#6d28b8",
+    # Newer methods, in panels of their own: two of them share a colour with a classical method.
+    "soap": "#117733",
+    "muon": "#aa4499",
+    "schedule-free": "#2f6fbb",
+    "prodigy": "#b58900",
+    # Ablations, in figures of their own.
+    "open-loop": "#8f98a3",
+    "uncoupled": "#4a5562",
+    "sqrt": "#e07a3f",
+    "gn": "#2f6fbb",
+    "cross-entropy": "#2a9d8f",
+    "sampled": "#8a6bbe",
 }
+LARGEST_LOSS = 1e4
 SPARE = ("#117733", "#aa4499", "#999933", "#332288", "#88ccee", "#661100")
 
 FONTS = ["Inter", "Helvetica Neue", "Arial", "DejaVu Sans"]
@@ -96,13 +112,42 @@ def figure(columns: int = 1, rows: int = 1, *, width: float = 4.6, height: float
     return made, list(made.subplots(rows, columns, squeeze=False).flat)
 
 
-def save(made: Figure, stem: Path) -> list[Path]:
-    """Writes `<stem>.png` and `<stem>.svg`."""
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
-    for path in paths:
-        # No date: a repeated run gives the same file.
-        made.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+def save(made: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Writes `<stem>.png` and `<stem>.svg`, or one of them."""
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
+    with style():  # SVG text as text: the settings count when the file is written
+        for path in paths:
+            # No date: a repeated run gives the same file.
+            made.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+            if path.suffix == ".svg":
+                path.write_text(compact_svg(path.read_text(encoding="utf-8")), encoding="utf-8")
     return paths
+
+
+def compact_svg(text: str) -> str:
+    """Coordinates to a hundredth of a point: a smaller file that looks the same."""
+    return _ATTRIBUTE.sub(lambda found: _DECIMALS.sub(_rounded, found.group()), text)
+
+
+_ATTRIBUTE = re.compile(r'(?:\b(?:d|x|y|width|height|cx|cy|r)|transform)="[^"]*"')
+_DECIMALS = re.compile(r"-?\d+\.\d{3,}(?![\de])")
+
+
+def _rounded(number: re.Match[str]) -> str:
+    # A scale factor is small and exact digits matter; a coordinate is large.
+    value = float(number.group())
+    return number.group() if abs(value) < 1 else f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def smoothed(losses: Sequence[float], window: int) -> NDArray[np.float64]:
+    """The mean of each value and the window - 1 before it (of fewer at the start)."""
+    # A loss of 1e30 on the way would swamp all later ones in the running sum; no axis shows it anyway.
+    bounded = np.minimum(np.asarray(losses, dtype=np.float64), LARGEST_LOSS)
+    sums = np.cumsum(np.concatenate([[0.0], bounded]))
+    ends = np.arange(1, len(sums))
+    starts = np.maximum(ends - window, 0)
+    averaged: NDArray[np.float64] = (sums[ends] - sums[starts]) / (ends - starts)
+    return averaged
 
 
 def _installed(wanted: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ from baseline_networks import backward, cnn, fcn, images, vectors
 from torch import nn
 
 from ddpnopt.control.inputs import prepare
-from ddpnopt.lab.baselines import EKFAC, EMSA, KFAC, SGDVGR, VanillaDDP
+from ddpnopt.lab.baselines import EMSA, SGDVGR, EKFACOptimizer, KFACOptimizer, VanillaDDP
 from ddpnopt.lab.data import Dataset
 from ddpnopt.lab.networks import cnn as papers_cnn
 
@@ -24,7 +24,7 @@ def seconds(step: Callable[[], None]) -> float:
     return time.process_time() - start
 
 
-@pytest.mark.parametrize("kind", [KFAC, EKFAC])
+@pytest.mark.parametrize("kind", [KFACOptimizer, EKFACOptimizer])
 def test_with_a_refresh_every_ten_steps_a_step_costs_at_most_three_of_sgd(kind) -> None:
     torch.set_default_dtype(torch.float32)
     x, y = torch.randn(128, 1, 28, 28), torch.randint(10, (128,))

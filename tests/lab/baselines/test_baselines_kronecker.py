@@ -1,4 +1,4 @@
-"""KFAC and EKFAC are DDPNOpt without feedback."""
+"""KFACOptimizer and EKFACOptimizer are DDPNOpt without feedback."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from baseline_networks import assert_equal, backward, cnn, fcn, images, vectors
 
 from ddpnopt import DDPNOpt, OptionError
 from ddpnopt.curvature import kronecker as curvatures
-from ddpnopt.lab.baselines import EKFAC, KFAC
+from ddpnopt.lab.baselines import EKFACOptimizer, KFACOptimizer
 
-PAIRS = [(KFAC, curvatures.KFAC), (EKFAC, curvatures.EKFAC)]
+PAIRS = [(KFACOptimizer, curvatures.KFAC), (EKFACOptimizer, curvatures.EKFAC)]
 
 
 @pytest.mark.parametrize(("optimizer", "curvature"), PAIRS)
@@ -42,7 +42,7 @@ def test_kfac_solves_with_the_damped_factors_of_the_batch() -> None:
     """u - lr (G + s/pi I)^-1 J (A + s pi I)^-1 written out, s = sqrt(damping)."""
     model = fcn()
     x, y = vectors()
-    opt = KFAC(model, 0.1, damping=0.04)
+    opt = KFACOptimizer(model, 0.1, damping=0.04)
     layer = model[0]
     h = layer(x).detach().requires_grad_()
     p = torch.autograd.grad(torch.nn.functional.cross_entropy(model[1:](h), y, reduction="sum"), h)[0]
@@ -57,7 +57,7 @@ def test_kfac_solves_with_the_damped_factors_of_the_batch() -> None:
     torch.testing.assert_close(torch.cat([layer.weight, layer.bias[:, None]], 1).detach(), expected)
 
 
-@pytest.mark.parametrize("optimizer", [KFAC, EKFAC])
+@pytest.mark.parametrize("optimizer", [KFACOptimizer, EKFACOptimizer])
 @pytest.mark.parametrize("options", [{"damping": 0.0}, {"refresh": 0}, {"decay": 1.0}, {"lr": -1.0}])
 def test_settings_out_of_range_are_named(optimizer, options) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):

@@ -1,4 +1,4 @@
-"""A network as the dynamics x_{t+1} = f_t(x_t, u_t) of (OCP): one callable stage a layer.
+"""A network as the dynamics x_{t+1} = f_t(x_t, u_t) of (OCP): one callable stage per layer.
 
 A stage is a layer with everything that follows it up to the next layer (activation, pooling, flatten), as a function of
 its input and of its own parameters. The network is traced once and cut before each layer; what comes before the first
@@ -29,7 +29,7 @@ class ChainStage:
     parameters: list[nn.Parameter]  # u_t
 
     def __call__(self, x: Tensor, u: Sequence[Tensor]) -> Tensor:
-        """f_t(x, u) for a whole batch x, with `u` in place of the parameters."""
+        """f_t(x, u) for a whole batch x, with `u` instead of the parameters."""
         out: Tensor = functional_call(self.module, dict(zip(self.names, u, strict=True)), (x,))
         return out
 
@@ -128,7 +128,7 @@ def _check_owners(model: nn.Module, stages: list[ChainStage], trainable: set[nn.
 
 
 def check_deterministic(model: nn.Module, method: str) -> None:
-    """Complain about modules that couple the samples or draw anew each time a stage is called."""
+    """Reject modules that couple the samples or draw random numbers each time a stage is called."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
             raise ModelError(
@@ -137,7 +137,7 @@ def check_deterministic(model: nn.Module, method: str) -> None:
             )
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
             raise ModelError(
-                f"{method} takes each stage as a function of its input and weights, but dropout '{name}' draws anew "
+                f"{method} takes each stage as a function of its input and weights, but dropout '{name}' draws again "
                 "each time: put it into eval mode, or leave it out."
             )
 

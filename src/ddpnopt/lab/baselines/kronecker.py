@@ -19,7 +19,7 @@ class _WithoutFeedback(DDPNOpt):
         super().__init__(model, lr, value="outer", curvature=curvature, feedback=False, **options)
 
 
-class KFAC(_WithoutFeedback):
+class KFACOptimizer(_WithoutFeedback):
     """KFAC (Martens and Grosse 2015; KFC for convolutions), row three of Table 2: u <- u - lr (A (x) G)^-1 J_u.
 
     Args:
@@ -51,8 +51,8 @@ class KFAC(_WithoutFeedback):
         super().__init__(model, lr, curvatures.KFAC(damping, refresh, decay), options)
 
 
-class EKFAC(_WithoutFeedback):
-    """EKFAC (George et al. 2018): KFAC's eigenbasis with second moments of its own; arguments as for `KFAC`."""
+class EKFACOptimizer(_WithoutFeedback):
+    """EKFAC (George et al. 2018): KFAC's eigenbasis with its own second moments; arguments as for `KFACOptimizer`."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ from ddpnopt.errors import ModelError
 from ddpnopt.lab.baselines.base import ChainOptimizer, Pass
 from ddpnopt.lab.baselines.chain import ChainStage, require_fully_connected
 from ddpnopt.lab.baselines.elementwise import elementwise_tail
-from ddpnopt.lab.baselines.layersweep import linearise, sweep
+from ddpnopt.lab.baselines.layer_sweep import linearise, sweep
 
 LOSSES = ("auto", "half_squared_error")
 
@@ -47,7 +47,7 @@ class VanillaDDP(ChainOptimizer):
     control; stage cost is the weight decay, terminal cost the batch loss. `step()` is one iteration of
     `ddpnopt.control.solve`: V_xx (B n_t, B n_t), Q_uu (m_t, m_t) and K (m_t, B n_t) are dense and hold the tensor terms
     V_x . f_zz, so the work is cubic in B n_t and m_t (Table 4): the reason for DDPNOpt. Where every stage is a linear
-    layer with an elementwise activation, f_z and f_zz themselves are never formed (`layersweep`).
+    layer with an elementwise activation, f_z and f_zz themselves are never formed (`layer_sweep`).
 
     Every step pays mu/2 |du|^2 ("proximal" damping): Q_uu + mu I must be positive definite and the batch loss must
     fall, else the sweep is repeated with a larger mu. mu shrinks with success, but not below `damping`, without which a
@@ -90,7 +90,7 @@ class VanillaDDP(ChainOptimizer):
         self.report = DDPReport()
 
     def problem(self, seen: Pass) -> Problem:
-        """(OCP) of this batch. x_0 is a constant of the first stage: nobody needs derivatives at the data."""
+        """(OCP) of this batch. x_0 is a constant of the first stage: no derivatives at the data are needed."""
         decay = float(self.param_groups[0]["weight_decay"])
         dynamics = [
             _stacked(stage, seen.x[t].shape, seen.x[0].double() if t == 0 else None)

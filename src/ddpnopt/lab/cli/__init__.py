@@ -1,10 +1,9 @@
-"""The command line: one program, one file a command."""
+"""The command line: one program, one file per command."""
 
 from __future__ import annotations
 
 import typer
 
-from ddpnopt.lab.cli.baselines import baselines
 from ddpnopt.lab.cli.bench import app as bench
 from ddpnopt.lab.cli.compare import compare
 from ddpnopt.lab.cli.data import data
@@ -22,7 +21,6 @@ app = typer.Typer(
 app.command()(compare)
 app.command()(train)
 app.command()(data)
-app.command()(baselines)
 app.command()(reproduce)
 app.command()(report)
 app.add_typer(bench, name="bench")

@@ -14,16 +14,17 @@ import typer
 from ddpnopt.lab.cli.options import split_names, writable_folder
 from ddpnopt.lab.cli.progress import bar, console
 from ddpnopt.lab.errors import ExperimentError
-from ddpnopt.lab.timing.forms import FORMS, GROWING, PROFILED, bearable, forms
+from ddpnopt.lab.methods.method import Method
+from ddpnopt.lab.methods.registry import GROWING, PROFILED, TIMED_METHODS
 from ddpnopt.lab.timing.networks import NETWORKS, Network, networks
+from ddpnopt.lab.timing.selection import affordable, timed_methods
 from ddpnopt.lab.timing.speed import Cost
-from ddpnopt.lab.timing.steppers import Form
 
 PARTS = ("batch", "width", "depth")
 
 
 @dataclass(frozen=True)
-class Job:
+class SpeedOptions:
     """What all parts of a measurement have in common."""
 
     repeats: int
@@ -31,7 +32,7 @@ class Job:
     folder: Path
 
 
-Case = tuple[Network, int, list[Form]]
+TimedCase = tuple[Network, int, list[Method]]
 
 
 def speed(
@@ -40,7 +41,7 @@ def speed(
         str | None,
         typer.Option(
             "--methods",
-            help=f"Comma separated, SGD always takes part; of {', '.join(FORMS)}. By default all, without "
+            help=f"Comma separated, SGD always takes part; of {', '.join(TIMED_METHODS)}. By default all, without "
             f"the Kronecker methods on ResNet-18; for --growth {', '.join(GROWING)}, "
             f"for --profile {', '.join(PROFILED)}.",
             show_default=False,
@@ -60,7 +61,7 @@ def speed(
         ),
     ] = None,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Show where the time of a step goes, in place of measuring ratios.")
+        bool, typer.Option("--profile", help="Show where the time of a step goes instead of measuring ratios.")
     ] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="The ratios, the growth with batch, width and depth, and the profile.")
@@ -75,16 +76,16 @@ def speed(
     nets = networks(split_names("--networks", network_names))
     at = [(net, size or net.batch_size) for net in nets for size in sizes or [0]]
 
-    def chosen(default: Sequence[str], net: Network) -> list[Form]:
+    def chosen(default: Sequence[str], net: Network) -> list[Method]:
         if method_names is not None:
-            return forms(split_names("--methods", method_names))
-        return bearable([form for form in forms(default) if peers or form.package is None], net)
+            return timed_methods(split_names("--methods", method_names))
+        return affordable([each for each in timed_methods(default) if peers or each.package is None], net)
 
     grown = {what: [(net, size, chosen(GROWING, net)) for net, size in cases(what)] for what in growing}
-    ratios = [(net, size, chosen(list(FORMS), net)) for net, size in at]
+    ratios = [(net, size, chosen(TIMED_METHODS, net)) for net, size in at]
     profiled = [(net, size, chosen(PROFILED, net)) for net, size in at]
     with _threads(threads):
-        job = Job(repeats, threads, writable_folder(out))
+        job = SpeedOptions(repeats, threads, writable_folder(out))
         if everything or not (growing or profile):
             _ratios(ratios, job)
         for what, wanted in grown.items():
@@ -105,7 +106,7 @@ def _threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _ratios(wanted: Sequence[Case], job: Job) -> None:
+def _ratios(wanted: Sequence[TimedCase], job: SpeedOptions) -> None:
     from ddpnopt.lab.timing import speed_figures, speed_report
     from ddpnopt.lab.timing.machine import heading
 
@@ -120,7 +121,7 @@ def _ratios(wanted: Sequence[Case], job: Job) -> None:
     _announce(saved + speed_figures.draw(costs, job.folder / "speed"))
 
 
-def _growth(what: str, wanted: Sequence[Case], job: Job) -> None:
+def _growth(what: str, wanted: Sequence[TimedCase], job: SpeedOptions) -> None:
     from ddpnopt.lab.timing import speed_figures, speed_report
     from ddpnopt.lab.timing.growth import exponents
     from ddpnopt.lab.timing.machine import heading
@@ -135,7 +136,7 @@ def _growth(what: str, wanted: Sequence[Case], job: Job) -> None:
 
 
 def _measure(
-    wanted: Sequence[Case], repeats: int, keep: Callable[[list[Cost]], None] | None = None
+    wanted: Sequence[TimedCase], repeats: int, keep: Callable[[list[Cost]], None] | None = None
 ) -> list[list[Cost]]:
     """Case after case, each shown and kept as soon as it is done."""
     from ddpnopt.lab.timing import speed_report
@@ -148,8 +149,8 @@ def _measure(
         row = progress.add_task("blocks", total=sum(len(chosen) for _, _, chosen in wanted) * repeats, detail="")
         for network, size, chosen in wanted:
 
-            def on_block(form: Form, network: Network = network, size: int = size) -> None:
-                progress.update(row, advance=1, detail=f"{network.label}, batch size {size}, {form.label}")
+            def on_block(method: Method, network: Network = network, size: int = size) -> None:
+                progress.update(row, advance=1, detail=f"{network.label}, batch size {size}, {method.timing_label}")
 
             by_case.append(measure(network, size, chosen, repeats, on_block))
             done += len(chosen) * repeats
@@ -166,7 +167,7 @@ def _measure(
     return by_case
 
 
-def _profile(wanted: Sequence[Case], job: Job) -> None:
+def _profile(wanted: Sequence[TimedCase], job: SpeedOptions) -> None:
     from ddpnopt.lab.timing.machine import heading
     from ddpnopt.lab.timing.profiles import Place, profile
     from ddpnopt.lab.timing.speed_report import profile_table, write_profiles
@@ -174,14 +175,14 @@ def _profile(wanted: Sequence[Case], job: Job) -> None:
 
     found: dict[str, dict[Place, float]] = {}
     for network, size, chosen in wanted:
-        for form in chosen:
-            title = f"{form.label} on {network.label}, batch size {size}"
+        for method in chosen:
+            title = f"{method.timing_label} on {network.label}, batch size {size}"
             try:
-                stepper = ready(form, network, size)
+                stepper = ready(method, network, size)
             except DoesNotApplyError as error:
                 console().print(f"{title}: {error}", style="dim", markup=False, highlight=False)
                 continue
-            found[title] = profile(stepper, form.period * math.ceil(job.repeats / form.period))
+            found[title] = profile(stepper, method.timing.period * math.ceil(job.repeats / method.timing.period))
             console().print(profile_table(title, found[title]))
     _announce(write_profiles(found, job.folder, heading(job.threads)))
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from ddpnopt.lab.cli.errors import one_line_errors
 from ddpnopt.lab.cli.options import DataDir
 from ddpnopt.lab.cli.progress import console, status_console
-from ddpnopt.lab.data import DATASETS, Status, canonical, load, status, user_folder
+from ddpnopt.lab.data import DATASETS, DatasetStatus, canonical, load, status, user_folder
 
 
 @one_line_errors
@@ -40,7 +40,7 @@ def data(
         )
 
 
-def _table(found: list[Status]) -> Table:
+def _table(found: list[DatasetStatus]) -> Table:
     made = Table()
     made.add_column("data set", no_wrap=True)
     for heading in ("train", "test", "shape"):

@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Wraps a command: what the user can mend is told in one line."""
+    """Wraps a command: errors that the user can correct are reported in one line."""
 
     @wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -12,8 +12,8 @@ import typer
 from ddpnopt.lab.data import canonical
 from ddpnopt.lab.errors import ExperimentError
 from ddpnopt.lab.networks import NETWORKS, known
-from ddpnopt.lab.presets import batch_size_for, preset
-from ddpnopt.lab.runs.training import RunConfig
+from ddpnopt.lab.runs.classification import ClassificationTask
+from ddpnopt.lab.runs.presets import batch_size_for, preset
 
 DatasetName = Annotated[
     str,
@@ -23,7 +23,7 @@ DataDir = Annotated[
     Path | None,
     typer.Option(help="Folder with <name>/train.parquet and test.parquet; else DDPNOPT_DATA, else the hub."),
 ]
-Network = Annotated[
+NetworkName = Annotated[
     str | None,
     typer.Option(help=f"One of {', '.join(NETWORKS)}; by default the data set's.", show_default=False),
 ]
@@ -35,25 +35,20 @@ NTrain = Annotated[
 ]
 
 
-def configuration(
+def described_task(
     dataset: str, network: str | None, epochs: int | None, batch_size: int | None, n_train: int | None
-) -> RunConfig:
-    """The run that the options describe, with the data set's preset for what is not said."""
+) -> ClassificationTask:
+    """The task that the options describe, with the data set's preset for what is not given."""
     name = canonical(dataset)
     chosen = preset(name)
     network = known(network or chosen.network)
-    return RunConfig(
-        method="ddpnopt",
-        dataset=name,
-        network=network,
-        epochs=epochs or chosen.epochs,
-        batch_size=batch_size or batch_size_for(name, network),
-        n_train=n_train,
+    return ClassificationTask(
+        name, network, epochs or chosen.epochs, batch_size or batch_size_for(name, network), n_train
     )
 
 
 def writable_folder(folder: Path) -> Path:
-    """The folder, made if need be; an error now and not after minutes of training."""
+    """The folder, created if necessary; an error now rather than after minutes of training."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -65,8 +60,14 @@ def writable_folder(folder: Path) -> Path:
 
 
 def split_names(option: str, text: str) -> list[str]:
-    """The parts of a comma-separated option; an error names it where there are none."""
+    """The parts of a comma-separated option; an error if there are none."""
     names = [part.strip() for part in text.split(",") if part.strip()]
     if not names:
         raise ExperimentError(f"{option} is empty")
     return names
+
+
+StorePath = Annotated[
+    Path | None,
+    typer.Option("--store", help="SQLite file of finished runs; by default runs.sqlite in --out.", show_default=False),
+]

@@ -1,4 +1,4 @@
-"""Bars with the time left."""
+"""Progress bars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def console() -> Console:
 
 
 def status_console() -> Console:
-    """For bars and remarks, which are not the result: standard error."""
+    """For progress bars and remarks, which are not the result: standard error."""
     return Console(stderr=True)
 
 

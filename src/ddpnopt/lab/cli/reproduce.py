@@ -8,13 +8,15 @@ from typing import Annotated
 
 import typer
 from rich.progress import Progress, TaskID
-from rich.table import Table as Shown
 
 from ddpnopt.lab.cli.errors import one_line_errors
-from ddpnopt.lab.cli.options import DataDir, writable_folder
+from ddpnopt.lab.cli.options import DataDir, StorePath, writable_folder
 from ddpnopt.lab.cli.progress import bar, console, status_console
 from ddpnopt.lab.errors import ExperimentError
 from ddpnopt.lab.paper.item import Claim, Context, Item, Result, write
+from ddpnopt.lab.runs.release_store import REPRODUCE
+from ddpnopt.lab.runs.store import STORE
+from ddpnopt.lab.tables import screen_table
 
 LOG_EVERY = 20
 
@@ -35,25 +37,30 @@ def reproduce(
     ray: Annotated[
         bool, typer.Option("--ray", help="Runs on the Ray cluster at RAY_ADDRESS, or on a local one.")
     ] = False,
+    store: StorePath = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Repeat the paper's tables and figures; interrupted, it goes on where it was."""
+    """Repeat the paper's tables and figures; if interrupted, it continues where it was."""
     from ddpnopt.lab.paper.registry import items
 
     chosen = items(names)
     folder = writable_folder(out)
+    path = store or folder / STORE
+    if not path.exists() and not quick and any(item.stored for item in chosen):
+        status_console().print(f"[dim]{REPRODUCE.hint(path)}", soft_wrap=True, highlight=False)
     for item in chosen:
         with bar() as progress:
             context = Context(
                 folder,
-                quick,
-                data_dir,
-                jobs,
-                seeds,
-                full,
-                [name.strip() for name in (datasets or "").split(",") if name.strip()],
-                ray,
-                Reporter(progress, item),
+                quick=quick,
+                data_dir=data_dir,
+                jobs=jobs,
+                seeds=seeds,
+                full=full,
+                datasets=[name.strip() for name in (datasets or "").split(",") if name.strip()],
+                ray=ray,
+                store=store,
+                on_progress=Reporter(progress, item),
             )
             result = item.run(context)
         where = _written(item, result, context)
@@ -68,12 +75,12 @@ def _written(item: Item, result: Result, context: Context) -> Path:
         reason = os.strerror(failed.errno) if failed.errno else str(failed)
         raise ExperimentError(
             f"cannot write the tables and pictures of {item.name} into {context.out}: {reason}; its runs are kept, "
-            "so that the same command will end at once when there is room"
+            "so that the same command will finish at once when there is space"
         ) from failed
 
 
 class Reporter:
-    """A bar for each part of an item; in a log file a line now and then."""
+    """A bar for each part of an item; in a log file a line every few runs."""
 
     def __init__(self, progress: Progress, item: Item) -> None:
         self.progress, self.item = progress, item
@@ -82,7 +89,7 @@ class Reporter:
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if what not in self.rows:
-            # what the store has already is no part of the bar, or the time left would be far too short
+            # runs from the store are not part of the bar: the estimate of the time left would be far too short
             self.rows[what] = self.progress.add_task(f"{self.item.name} {what}", total=total - done, detail="")
             self.before[what] = done
         came = done - self.before[what]
@@ -96,19 +103,11 @@ def show(item: Item, result: Result) -> None:
     screen = console()
     screen.print(f"[bold]{item.title}[/] [dim]({item.where})")
     for table in result.tables:
-        made = Shown(title=table.caption, title_justify="left", title_style="italic")
-        for heading in table.frame.columns:
-            made.add_column(str(heading), overflow="fold")
-        for row in table.frame.itertuples(index=False):
-            made.add_row(*map(str, row))
-        screen.print(made)
-    claims = Shown(title="Claims", title_justify="left", title_style="italic")
-    for heading in ("claim", "paper", "here", ""):
-        claims.add_column(heading, overflow="fold", no_wrap=heading == "")
-    for claim in result.claims:
-        claims.add_row(claim.text, claim.paper, claim.ours, verdict(claim))
+        headings = list(map(str, table.frame.columns))
+        screen.print(screen_table(table.caption, headings, table.frame.values.tolist(), folded=True))
     if result.claims:
-        screen.print(claims)
+        rows = [(claim.text, claim.paper, claim.ours, verdict(claim)) for claim in result.claims]
+        screen.print(screen_table("Claims", ("claim", "paper", "here", ""), rows, folded=True))
     for note in result.notes:
         screen.print(f"[dim]- {note}", soft_wrap=True)
 

@@ -38,7 +38,7 @@ def sha256(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a decoded set: written beside it, so that later damage shows."""
+    """What is known of a decoded set: written next to it, so that later damage is detected."""
 
     sources: dict[str, str]
     """The SHA-256 of every Parquet file it was decoded from, by path."""

@@ -51,7 +51,7 @@ def load(
 
 
 @dataclass(frozen=True)
-class Status:
+class DatasetStatus:
     """What is known of a data set without loading it."""
 
     name: str
@@ -64,27 +64,27 @@ class Status:
     note: str = ""
 
 
-def status(name: str, data_dir: Path | None = None) -> Status:
+def status(name: str, data_dir: Path | None = None) -> DatasetStatus:
     """Where a data set is, how large it is, and the SHA-256 of its files."""
     name = canonical(name)
     if name not in IMAGE_SETS:
         dataset = load(name)
         place = "generated" if name.startswith("gaussian") else "scikit-learn"
-        return Status(name, place, True, len(dataset.y_train), len(dataset.y_test), dataset.shape)
+        return DatasetStatus(name, place, True, len(dataset.y_train), len(dataset.y_test), dataset.shape)
     spec = IMAGE_SETS[name]
     try:
         found = find(spec, data_dir)
         record = found.decoded.record()
         present = all(path.is_file() for path in found.files.values())
         if not present and record is None:
-            return Status(name, f"not here; the hub has {spec.hub.repository}", False)
+            return DatasetStatus(name, f"not here; the hub has {spec.hub.repository}", False)
         place = str(next(iter(found.files.values())).parent)
         if record is None:
             rows = {split: row_count(path) for split, path in found.files.items()}
             sums = {split: sha256(path) for split, path in found.files.items()}
-            return Status(name, place, True, rows["train"], rows["test"], (), sums)
+            return DatasetStatus(name, place, True, rows["train"], rows["test"], (), sums)
         recorded = [record.sources[str(path)] for path in found.files.values()]
-        return Status(
+        return DatasetStatus(
             name,
             place if present else str(found.decoded.tensors),
             True,
@@ -95,4 +95,4 @@ def status(name: str, data_dir: Path | None = None) -> Status:
             footnote(spec, record),
         )
     except (DataError, KeyError) as broken:
-        return Status(name, "damaged", False, note=str(broken))
+        return DatasetStatus(name, "damaged", False, note=str(broken))

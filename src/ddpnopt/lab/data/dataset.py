@@ -40,7 +40,7 @@ class Dataset:
         return replace(self, x_train=self.x_train[chosen], y_train=self.y_train[chosen])
 
     def split_validation(self, fraction: float = 0.2, seed: int = 0) -> Dataset:
-        """The same training data with a part held out in place of the test set, which tuning must not see."""
+        """The same training data with a part held out instead of the test set, which tuning must not see."""
         available = len(self.x_train)
         held_out = round(available * fraction)
         if not 1 <= held_out < available:

@@ -64,7 +64,7 @@ def _download(name: str, files: HubFiles, split: str, target: Path) -> None:
 
 
 def _check(name: str, files: HubFiles, split: str, target: Path) -> None:
-    """Compares the file with the SHA-256 that the hub has for it, which the download leaves beside it."""
+    """Compares the file with the SHA-256 that the hub has for it, which the download stores next to it."""
     kept = cache_root() / "hub" / name / ".cache" / "huggingface" / "download" / f"{files.file(split)}.metadata"
     try:
         lines = kept.read_text(encoding="utf-8").splitlines()  # the commit, the hub's tag of the file, the time

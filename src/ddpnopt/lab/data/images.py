@@ -23,7 +23,7 @@ LOSSY = {"JPEG"}
 
 @dataclass(frozen=True)
 class ImageSet:
-    """What must be known of a set before it is there."""
+    """What must be known of a set before it is downloaded."""
 
     name: str
     channels: int
@@ -86,7 +86,7 @@ def find(spec: ImageSet, data_dir: Path | None = None) -> Place:
 def load_images(
     spec: ImageSet, data_dir: Path | None = None, report: Callable[[str], None] = lambda _: None
 ) -> Dataset:
-    """The set as standardised float32 tensors: fetched and decoded once, from the cache after."""
+    """The set as standardised float32 tensors: fetched and decoded once, then read from the cache."""
     place = find(spec, data_dir)
     record = place.decoded.record()
     if record is not None and place.decoded.tensors.exists():

@@ -1,4 +1,4 @@
-"""Images out of Parquet files in the Hugging Face hub's layout: a struct of bytes and path, and a label."""
+"""Images from Parquet files in the Hugging Face hub's layout: a struct of bytes and path, and a label."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measurements beside the paper's items: the Markdown pages and figures that `ddpnopt bench` writes."""
+"""The measurements in addition to the paper's items: the Markdown pages and figures that `ddpnopt bench` writes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ddpnopt.lab.page.text import anchor, plain
 
 FOLDERS = {
     "lr-window": "How wide the window of learning rates is",
-    "speed": "Time and memory of a step beside SGD",
+    "speed": "Time and memory of a step compared with SGD",
 }
 
 
 @dataclass
 class Part:
-    """What stands under one heading of a page: words, and a table."""
+    """What is under one heading of a page: text and a table."""
 
     title: str
     words: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ def read_bench(folder: Path, title: str) -> ShownBench:
 
 
 def parse(text: str) -> tuple[list[str], list[Part]]:
-    """The list at the top, and what stands under each heading."""
+    """The list at the top, and what is under each heading."""
     facts: list[str] = []
     parts: list[Part] = []
     lines = iter(text.splitlines())

@@ -21,7 +21,7 @@ TITLES = {
     "fig-runtime": "Time and memory of a step",
     "fig-grid": "Learning rates and regularisation",
     "fig-dynamics": "Training dynamics",
-    "fig-adam": "Beside Adam",
+    "fig-adam": "Compared with Adam",
     "tables6-8": "Learning rates, in numbers",
     "fig-policy": "The feedback, seen as images",
     "fig-vanishing": "Vanishing gradients",

@@ -37,7 +37,7 @@ class ShownTable:
 
     @property
     def choice(self) -> int | None:
-        """The column to choose rows by, such as the data set: the first, if its values come again and again."""
+        """The column to choose rows by, such as the data set: the first, if its values are repeated."""
         if len(self.columns) < 2:
             return None
         values = [row[0] for row in self.rows]

@@ -1,4 +1,4 @@
-"""The little markup that captions, notes and tables use: `code`, **strong** and line breaks."""
+"""The simple markup that captions, notes and tables use: `code`, **strong** and line breaks."""
 
 from __future__ import annotations
 

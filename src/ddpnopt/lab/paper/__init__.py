@@ -1,1 +1,1 @@
-"""The paper's tables and figures, one file an item."""
+"""The paper's tables and figures, one file per item, named as in `ddpnopt reproduce`."""

@@ -33,7 +33,7 @@ def project_back(model: nn.Sequential, layer: nn.Module, image: Tensor, directio
 
 
 def _through(module: nn.Module, x: Tensor) -> tuple[Undo, Tensor]:
-    """The module's answer to x, and the way back that belongs to it."""
+    """The module's output for x, and the matching function backwards."""
     shape = x.shape
     if isinstance(module, nn.MaxPool2d):
         size, stride, padding = (_pair(each) for each in (module.kernel_size, module.stride, module.padding))

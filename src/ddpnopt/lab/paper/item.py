@@ -1,7 +1,7 @@
 """What one item of the paper gives: tables, figures, and whether its claims hold; and the folder it is kept in.
 
 An item writes a folder `<out>/<item>/`: `result.json` (claims, captions, what was shortened, the command, machine,
-versions), a CSV and a Markdown file a table, a PNG and an SVG file a figure. The page reads these folders alone.
+versions), a CSV and a Markdown file per table, an SVG file per figure. The page reads nothing but these folders.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ddpnopt.lab.runs.store import STORE
 from ddpnopt.lab.style import save as save_figure
+from ddpnopt.lab.tables import markdown_table, write_csv, write_markdown
 from ddpnopt.lab.timing.machine import heading
 
 RESULT = "result.json"
@@ -23,7 +25,7 @@ RESULT = "result.json"
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper beside what came out here."""
+    """A statement of the paper and what came out here."""
 
     text: str
     holds: bool | None
@@ -67,7 +69,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Context:
-    """What an item is told: how thorough to be, and where data and results are."""
+    """How thorough an item is to be, and where data and results are."""
 
     out: Path
     quick: bool = False
@@ -80,9 +82,15 @@ class Context:
     datasets: Sequence[str] = ()
     """Only these, in items that have several; none means all."""
     ray: bool = False
-    """Runs on a Ray cluster in place of processes of this machine."""
+    """Runs on a Ray cluster instead of processes of this machine."""
+    store: Path | None = None
+    """The store of runs, if it is not in `out`."""
     on_progress: Callable[[str, int, int], None] = field(default=lambda *_: None)
     """Called with what is going on, how much is done, and of how much."""
+
+    @property
+    def store_path(self) -> Path:
+        return self.store or self.out / STORE
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,8 @@ class Item:
     where: str
     """Its place in the paper."""
     run: Callable[[Context], Result]
+    stored: bool = False
+    """Whether its runs are in the store."""
 
 
 def write(item: Item, result: Result, context: Context) -> Path:
@@ -101,11 +111,11 @@ def write(item: Item, result: Result, context: Context) -> Path:
     folder = context.out / item.name
     folder.mkdir(parents=True, exist_ok=True)
     for table in result.tables:
-        table.frame.to_csv(folder / f"{table.name}.csv", index=False)
-        text = f"# {item.title}\n\n{table.caption}\n\n{markdown(table.frame)}\n"
-        (folder / f"{table.name}.md").write_text(text, encoding="utf-8")
+        write_csv(folder / f"{table.name}.csv", table.frame)
+        text = markdown_table(list(table.frame.columns), table.frame.values.tolist())
+        write_markdown(folder / f"{table.name}.md", f"# {item.title}", "", table.caption, "", text, "")
     for picture in result.pictures:
-        save_figure(picture.figure, folder / picture.name)
+        save_figure(picture.figure, folder / picture.name, ("svg",))
     content = {
         "name": item.name,
         "title": item.title,
@@ -121,9 +131,3 @@ def write(item: Item, result: Result, context: Context) -> Path:
     part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     part.replace(folder / RESULT)
     return folder
-
-
-def markdown(frame: pd.DataFrame) -> str:
-    """A table of a Markdown page."""
-    lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.values.tolist()]
-    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)

@@ -6,17 +6,17 @@ from collections.abc import Iterable
 
 from ddpnopt.lab.errors import UnknownNameError
 from ddpnopt.lab.paper import (
-    best_tuned,
-    complexity,
-    dynamics,
-    grid,
-    ours,
-    policy,
-    runtime,
-    spectrum,
+    defaults_table,
+    fig_dynamics,
+    fig_grid,
+    fig_policy,
+    fig_runtime,
+    fig_spectrum,
+    fig_vanishing,
     table3,
+    table4,
+    tables6to8,
     toy,
-    vanishing,
 )
 from ddpnopt.lab.paper.item import Item
 
@@ -25,16 +25,16 @@ ITEMS = {
     for each in (
         toy.ITEM,
         table3.ITEM,
-        complexity.ITEM,
-        runtime.ITEM,
-        grid.GRID_ITEM,
-        dynamics.ITEM,
-        policy.ITEM,
-        vanishing.ITEM,
-        grid.ADAM_ITEM,
-        best_tuned.ITEM,
-        spectrum.ITEM,
-        ours.ITEM,
+        table4.ITEM,
+        fig_runtime.ITEM,
+        fig_grid.GRID_ITEM,
+        fig_dynamics.ITEM,
+        fig_policy.ITEM,
+        fig_vanishing.ITEM,
+        fig_grid.ADAM_ITEM,
+        tables6to8.ITEM,
+        fig_spectrum.ITEM,
+        defaults_table.ITEM,
     )
 }
 

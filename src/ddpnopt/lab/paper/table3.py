@@ -7,11 +7,10 @@ from itertools import combinations
 
 import pandas as pd
 
-from ddpnopt.lab.methods import method
-from ddpnopt.lab.paper.accuracies import Entry, measure, notes, settings_table
-from ddpnopt.lab.paper.columns import BASELINES, OCP, SLOW_SEEDS, Column, columns
+from ddpnopt.lab.methods.registry import method
 from ddpnopt.lab.paper.item import Claim, Context, Item, Result, Table
-from ddpnopt.lab.paper.sweeps import shown
+from ddpnopt.lab.paper.table3_columns import BASELINES, OCP, SLOW_SEEDS, Column, columns
+from ddpnopt.lab.paper.table3_runs import TunedMethod, measure, notes, settings_table
 
 HEADINGS = ("SGD-m", "RMSprop", "Adam", "EKFAC", "E-MSA", "vanilla DDP", "DDPNOpt")
 
@@ -51,11 +50,11 @@ def _heading(name: str) -> str:
     return "DDPNOpt" if name.startswith("ddpnopt") else method(name).label
 
 
-def _frame(found: Sequence[Sequence[Entry]]) -> pd.DataFrame:
+def _frame(found: Sequence[Sequence[TunedMethod]]) -> pd.DataFrame:
     rows = []
     for entries in found:
         column = entries[0].column
-        ours = {_heading(each.method): shown(each.seeds.accuracy, 2) for each in entries}
+        ours = {_heading(each.method): each.seeds.accuracy.text(2) for each in entries}
         cells = {}
         for heading in HEADINGS:
             known = _known(column, heading)
@@ -64,7 +63,7 @@ def _frame(found: Sequence[Sequence[Entry]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _ordering(entries: Sequence[Entry]) -> dict[str, str]:
+def _ordering(entries: Sequence[TunedMethod]) -> dict[str, str]:
     """Both orders as text, over the methods that both have."""
     ours, paper = _both(entries)
     same = _pairs(ours, paper)
@@ -76,7 +75,7 @@ def _ordering(entries: Sequence[Entry]) -> dict[str, str]:
     }
 
 
-def _both(entries: Sequence[Entry]) -> tuple[dict[str, float], dict[str, float]]:
+def _both(entries: Sequence[TunedMethod]) -> tuple[dict[str, float], dict[str, float]]:
     means = {_heading(each.method): each.seeds.accuracy.mean for each in entries}
     known = {name: value for name in means if (value := _known(entries[0].column, name)) is not None}
     return {name: means[name] for name in known}, known
@@ -87,13 +86,13 @@ def _pairs(ours: dict[str, float], paper: dict[str, float]) -> tuple[int, int]:
     return sum((ours[a] - ours[b]) * (paper[a] - paper[b]) > 0 for a, b in pairs), len(pairs)
 
 
-def _claims(entries: Sequence[Entry]) -> list[Claim]:
+def _claims(entries: Sequence[TunedMethod]) -> list[Claim]:
     column = entries[0].column
     by_name = {_heading(each.method): each for each in entries}
     ours, paper = _both(entries)
 
     def text(name: str) -> str:
-        return f"{name} {shown(by_name[name].seeds.accuracy, 2)}"
+        return f"{name} {by_name[name].seeds.accuracy.text(2)}"
 
     best_paper, best_ours = max(paper, key=lambda n: paper[n]), max(ours, key=lambda n: ours[n])
     same = _pairs(ours, paper)
@@ -120,4 +119,4 @@ def _claims(entries: Sequence[Entry]) -> list[Claim]:
     return made
 
 
-ITEM = Item("table3", "Accuracy of seven methods on seven data sets", "Table 3", run)
+ITEM = Item("table3", "Accuracy of seven methods on seven data sets", "Table 3", run, stored=True)

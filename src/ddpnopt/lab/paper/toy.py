@@ -1,6 +1,6 @@
 """`toy`: the feedback update in two dimensions.
 
-First an objective L(x, u) with a valley: the standard update does not know of dx, the policy of DDP follows the valley.
+First an objective L(x, u) with a valley: the standard update ignores dx, the policy of DDP follows the valley.
 Then small networks whose states are points of the plane: how far the outputs are from their target after one step of
 gradient descent and after one of DDPNOpt, the layers' steps cascading in both.
 """
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
 from ddpnopt.lab import style
+from ddpnopt.lab.paper.captions import caption, finish
 from ddpnopt.lab.paper.item import Claim, Context, Item, Picture, Result, Table
-from ddpnopt.lab.paper.wording import caption, finish
 
 GD, DDP = style.COLOURS["adam"], style.COLOURS["ddpnopt"]
 LAYERS = 4
@@ -37,12 +37,12 @@ DISPLACEMENTS = [round(0.1 * step, 1) for step in range(-12, 13)]
 
 
 def objective(x: Tensor, u: Tensor) -> Tensor:
-    """A valley across the axes, steep in u, with a slope along it."""
+    """A valley across the axes, steep in u, with a gradient along it."""
     return 1.5 * (u + 0.7 * x - 0.2).square() + 0.1 * (x - 1.0).square()
 
 
 @dataclass(frozen=True)
-class Expansion:
+class PlaneExpansion:
     """L_u, L_uu and L_ux at one point: the standard update, and the policy."""
 
     l_u: float
@@ -59,7 +59,7 @@ class Expansion:
         return self.step - self.l_ux / self.l_uu * dx
 
 
-def expand(x: float, u: float) -> Expansion:
+def expand(x: float, u: float) -> PlaneExpansion:
     """By automatic differentiation."""
     z = torch.tensor([x, u], dtype=torch.float64)
 
@@ -67,7 +67,7 @@ def expand(x: float, u: float) -> Expansion:
         return objective(z[0], z[1])
 
     gradient, hessian = torch.func.grad(L)(z), torch.func.hessian(L)(z)
-    return Expansion(float(gradient[1]), float(hessian[1, 1]), float(hessian[1, 0]))
+    return PlaneExpansion(float(gradient[1]), float(hessian[1, 1]), float(hessian[1, 0]))
 
 
 def plane_network(seed: int) -> tuple[nn.Sequential, Tensor, Tensor]:
@@ -93,7 +93,7 @@ def trajectory(model: nn.Sequential, x: Tensor) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class StepComparison:
     """One step of each method from the same weights."""
 
     nominal: NDArray[np.float64]
@@ -110,13 +110,13 @@ class Comparison:
         return float(np.linalg.norm(path[-1] - self.target) / before)
 
 
-def one_step(seed: int, lr: float) -> Comparison:
+def one_step(seed: int, lr: float) -> StepComparison:
     """Gradient descent and DDPNOpt (M = I) on the same network: only the feedback differs."""
     model, x, target = plane_network(seed)
     gd, ddp, second = (_stepped(model, x, target, lr, **options) for options in ({"feedback": False}, {}, {"order": 2}))
     steering = {order: _steering(model, new, x, target, lr, order) for order, new in ((1, ddp), (2, second))}
     nominal, by_gd, by_ddp = (trajectory(each, x) for each in (model, gd, ddp))
-    return Comparison(nominal, by_gd, by_ddp, target[0].double().numpy(), steering)
+    return StepComparison(nominal, by_gd, by_ddp, target[0].double().numpy(), steering)
 
 
 def _stepped(model: nn.Sequential, x: Tensor, target: Tensor, lr: float, **options: Any) -> nn.Sequential:
@@ -138,7 +138,7 @@ def _half_squared(z: Tensor) -> Tensor:
 
 
 def _steering(old: nn.Sequential, new: nn.Sequential, x: Tensor, target: Tensor, lr: float, order: int) -> float:
-    """The cosine of `Comparison.steering`, the median over the layers that have one before them."""
+    """The cosine of `StepComparison.steering`, the median over the layers that have one before them."""
     unheeding = _stepped(old, x, target, lr, order=order, closed_loop=False)
     before, after = trajectory(old, x), trajectory(new, x)
     found = []
@@ -163,7 +163,7 @@ def _gradient(model: nn.Sequential, t: int, state: NDArray[np.float64], target: 
 
 def run(context: Context) -> Result:
     networks = QUICK_NETWORKS if context.quick else NETWORKS
-    steps: dict[float, list[Comparison]] = {}
+    steps: dict[float, list[StepComparison]] = {}
     for number, lr in enumerate(LRS):
         context.on_progress(f"one step with learning rate {lr:g}", number, len(LRS))
         steps[lr] = [one_step(seed, lr) for seed in range(networks)]
@@ -190,12 +190,12 @@ def run(context: Context) -> Result:
     )
 
 
-def judge(expansion: Expansion, steps: dict[float, list[Comparison]]) -> list[Claim]:
+def judge(expansion: PlaneExpansion, steps: dict[float, list[StepComparison]]) -> list[Claim]:
     valley = max(abs(_valley(AT[0] + dx) - AT[1] - expansion.policy(dx)) for dx in DISPLACEMENTS)
     large = [each for lr, found in steps.items() if lr >= SHOWN_LR for each in found]
     gd, ddp = (median(each.distance(path(each)) for each in large) for path in (_gd, _ddp))
     cosines = {order: [each.steering[order] for found in steps.values() for each in found] for order in (1, 2)}
-    told = [
+    texts = [
         f"{median(found):.2f} in the median and positive in "
         f"{100 * sum(c > 0 for c in found) / len(found):.0f} % of the "
         f"steps {'as in the paper' if order == 1 else 'with dynamics of second order'}"
@@ -219,16 +219,16 @@ def judge(expansion: Expansion, steps: dict[float, list[Comparison]]) -> list[Cl
             "The feedback steers the update toward the gradient at the new state.",
             median(cosines[1]) > 0,
             "toward it",
-            f"the cosine between the feedback and that change of the gradient is {'; '.join(told)}",
+            f"the cosine between the feedback and that change of the gradient is {'; '.join(texts)}",
         ),
     ]
 
 
-def _gd(each: Comparison) -> NDArray[np.float64]:
+def _gd(each: StepComparison) -> NDArray[np.float64]:
     return each.gd
 
 
-def _ddp(each: Comparison) -> NDArray[np.float64]:
+def _ddp(each: StepComparison) -> NDArray[np.float64]:
     return each.ddp
 
 
@@ -237,7 +237,7 @@ def _valley(x: float) -> float:
     return 0.2 - 0.7 * x
 
 
-def table(steps: dict[float, list[Comparison]]) -> pd.DataFrame:
+def table(steps: dict[float, list[StepComparison]]) -> pd.DataFrame:
     rows = []
     for lr, found in steps.items():
         row: dict[str, object] = {"learning rate": f"{lr:g}"}
@@ -251,7 +251,7 @@ def table(steps: dict[float, list[Comparison]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def draw(expansion: Expansion, steps: dict[float, list[Comparison]], words: str) -> Figure:
+def draw(expansion: PlaneExpansion, steps: dict[float, list[StepComparison]], words: str) -> Figure:
     with style.style():
         made, (left, middle, right) = style.figure(3, width=4.3, height=3.9)
         _valley_panel(left, expansion)
@@ -260,13 +260,13 @@ def draw(expansion: Expansion, steps: dict[float, list[Comparison]], words: str)
         return finish(made, "The feedback update in two dimensions", words)
 
 
-def telling(found: Sequence[Comparison]) -> Comparison:
+def telling(found: Sequence[StepComparison]) -> StepComparison:
     """The network at the median of how much further gradient descent lands: neither the best nor the worst case."""
     gains = [each.distance(each.gd) - each.distance(each.ddp) for each in found]
     return found[int(np.argsort(gains)[len(gains) // 2])]
 
 
-def _valley_panel(axes: Axes, expansion: Expansion) -> None:
+def _valley_panel(axes: Axes, expansion: PlaneExpansion) -> None:
     x, u = np.meshgrid(np.linspace(-2.6, 0.8, 120), np.linspace(-0.8, 2.6, 120))
     L = objective(torch.as_tensor(x), torch.as_tensor(u)).numpy()
     axes.contourf(x, u, np.sqrt(L), 12, cmap="Greys", alpha=0.5)
@@ -285,7 +285,7 @@ def _valley_panel(axes: Axes, expansion: Expansion) -> None:
     axes.legend(loc="lower left")
 
 
-def _path_panel(axes: Axes, shown: Comparison) -> None:
+def _path_panel(axes: Axes, shown: StepComparison) -> None:
     for path, colour, label in (
         (shown.nominal, style.COLOURS["sgd"], "before the step"),
         (shown.gd, GD, f"gradient descent: {shown.distance(shown.gd):.2f}"),
@@ -301,7 +301,7 @@ def _path_panel(axes: Axes, shown: Comparison) -> None:
     axes.legend(loc="upper right", fontsize=8, title="distance left", title_fontsize=8)
 
 
-def _distance_panel(axes: Axes, steps: dict[float, list[Comparison]]) -> None:
+def _distance_panel(axes: Axes, steps: dict[float, list[StepComparison]]) -> None:
     for line, path, colour in (("gradient descent", _gd, GD), ("DDPNOpt", _ddp, DDP)):
         quartiles = np.array(
             [np.quantile([e.distance(path(e)) for e in found], (0.25, 0.5, 0.75)) for found in steps.values()]
@@ -315,7 +315,7 @@ def _distance_panel(axes: Axes, steps: dict[float, list[Comparison]]) -> None:
     axes.legend(loc="upper left")
 
 
-def _series(expansion: Expansion, steps: dict[float, list[Comparison]]) -> list[dict[str, object]]:
+def _series(expansion: PlaneExpansion, steps: dict[float, list[StepComparison]]) -> list[dict[str, object]]:
     lines: list[dict[str, object]] = []
     for label, path in (("gradient descent", _gd), ("DDPNOpt", _ddp)):
         y = [[each.distance(path(each)) for each in found] for found in steps.values()]

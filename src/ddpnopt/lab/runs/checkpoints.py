@@ -1,11 +1,11 @@
-"""A run that was killed goes on from its last checkpoint, bit for bit, also in the middle of an epoch."""
+"""A run that was killed continues from its last checkpoint, bit for bit, even in the middle of an epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,10 @@ from torch.optim import Optimizer
 
 from ddpnopt.checkpoint import load, save
 from ddpnopt.lab.errors import ExperimentError
+from ddpnopt.lab.runs.outcome import TrainingRecord
 
-if TYPE_CHECKING:
-    from ddpnopt.lab.runs.training import Fit
-
-FORMAT = 1
+FORMAT = 2
+PER_STEP = ("losses", "epoch_losses", "step_seconds", "step_cpu_seconds")
 
 
 @dataclass
@@ -31,14 +30,14 @@ class Checkpoints:
     path: Path
     every: int
     run: Mapping[str, Any] = field(default_factory=dict)
-    """What decides the run; a checkpoint of another one is refused."""
+    """What decides the run; a checkpoint of another run is refused."""
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ExperimentError(f"a checkpoint can be written every 1 step or more, not every {self.every}")
 
     def resume(
-        self, model: nn.Module, optimizer: Optimizer, generator: torch.Generator, record: Fit
+        self, model: nn.Module, optimizer: Optimizer, generator: torch.Generator, record: TrainingRecord
     ) -> tuple[int, int]:
         """Bring everything to where the file says; the epoch, and how many of its batches are done."""
         if not self.path.exists():
@@ -46,23 +45,23 @@ class Checkpoints:
         saved = load(self.path)
         if saved.get("format") != FORMAT:
             raise ExperimentError(
-                f"{self.path} has format {saved.get('format')}, this version reads {FORMAT}; delete it to start anew"
+                f"{self.path} has format {saved.get('format')}, this version reads {FORMAT}; delete it to start again"
             )
         run = saved["run"]
         differing = [name for name in {**run, **self.run} if run.get(name) != self.run.get(name)]
         if differing:
-            told = ", ".join(f"{name} {run.get(name)!r}, not {self.run.get(name)!r}" for name in differing)
-            raise ExperimentError(f"{self.path} is of a run with {told}; delete it or choose another file")
+            differences = ", ".join(f"{name} {run.get(name)!r}, not {self.run.get(name)!r}" for name in differing)
+            raise ExperimentError(f"{self.path} is of a run with {differences}; delete it or choose another file")
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         generator.set_state(saved["generator"])
         torch.set_rng_state(saved["rng"])
-        for name in ("losses", "epoch_losses", "step_seconds"):
+        for name in PER_STEP:
             getattr(record, name).extend(saved[name].tolist())
         return saved["epoch"], saved["batch"]
 
     def after_step(
-        self, model: nn.Module, optimizer: Optimizer, record: Fit, epoch: int, batch: int, drawn: Tensor
+        self, model: nn.Module, optimizer: Optimizer, record: TrainingRecord, epoch: int, batch: int, drawn: Tensor
     ) -> None:
         """Save if it is time; `drawn` is the generator's state from before this epoch's order was drawn."""
         if len(record.losses) % self.every:
@@ -77,6 +76,6 @@ class Checkpoints:
             "epoch": epoch,
             "batch": batch,
         }
-        for name in ("losses", "epoch_losses", "step_seconds"):
+        for name in PER_STEP:
             content[name] = torch.tensor(getattr(record, name), dtype=torch.float64)
         save(self.path, content)

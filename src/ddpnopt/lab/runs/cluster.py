@@ -10,10 +10,10 @@ from typing import Any
 
 from ddpnopt.lab.errors import ExperimentError
 from ddpnopt.lab.runs.outcome import Outcome
-from ddpnopt.lab.runs.work import J, Unit
+from ddpnopt.lab.runs.work import WorkUnit
 
 
-def execute(units: Sequence[Unit[J]], data_dir: Path | None) -> Iterator[tuple[Unit[J], list[Outcome | None]]]:
+def execute(units: Sequence[WorkUnit], data_dir: Path | None) -> Iterator[tuple[WorkUnit, list[Outcome | None]]]:
     """The units and their outcomes as they finish; each takes one processor of the cluster."""
     ray = _ray()
     started = not ray.is_initialized()
@@ -23,7 +23,7 @@ def execute(units: Sequence[Unit[J]], data_dir: Path | None) -> Iterator[tuple[U
     remote = ray.remote(num_cpus=1, max_retries=3)(_work)
     try:
         reserve = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
-        waiting: dict[Any, Unit[J]] = {}
+        waiting: dict[Any, WorkUnit] = {}
         left = iter(units)
         while True:
             for unit in left:
@@ -41,8 +41,8 @@ def execute(units: Sequence[Unit[J]], data_dir: Path | None) -> Iterator[tuple[U
                     raise failed.cause from failed
                 except ray.exceptions.RayError as lost:
                     raise ExperimentError(
-                        f"the Ray cluster lost a run ({type(lost).__name__}); finished runs are kept: give the same "
-                        "command again"
+                        f"the Ray cluster lost a run ({type(lost).__name__}); finished runs are kept: repeat the "
+                        "command"
                     ) from lost
                 yield unit, outcomes
     finally:
@@ -68,7 +68,7 @@ def _connect(ray: Any) -> None:
         raise ExperimentError(f"no Ray cluster could be reached {where}: {reason}") from failed
 
 
-def _work(unit: Unit[J], data_dir: Path | None) -> list[Outcome | None]:
+def _work(unit: WorkUnit, data_dir: Path | None) -> list[Outcome | None]:
     import torch
 
     torch.set_num_threads(1)

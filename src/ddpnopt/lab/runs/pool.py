@@ -15,12 +15,12 @@ import torch
 
 from ddpnopt.lab.errors import ExperimentError
 from ddpnopt.lab.runs.outcome import Outcome
-from ddpnopt.lab.runs.work import J, Unit
+from ddpnopt.lab.runs.work import WorkUnit
 
 
 def execute(
-    units: Sequence[Unit[J]], jobs: int, data_dir: Path | None
-) -> Iterator[tuple[Unit[J], list[Outcome | None]]]:
+    units: Sequence[WorkUnit], jobs: int, data_dir: Path | None
+) -> Iterator[tuple[WorkUnit, list[Outcome | None]]]:
     """The units and their outcomes as they finish."""
     if jobs == 1:
         before = torch.get_num_threads()
@@ -33,7 +33,7 @@ def execute(
         return
     context = multiprocessing.get_context("spawn")  # a forked process hangs in torch's thread pool
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(os.getpid(),)) as pool:
-        waiting: dict[Future[list[Outcome | None]], Unit[J]] = {}
+        waiting: dict[Future[list[Outcome | None]], WorkUnit] = {}
         left = iter(units)
         try:
             while True:
@@ -47,14 +47,14 @@ def execute(
                     yield waiting.pop(done), done.result()
         except BrokenProcessPool as ended:
             raise ExperimentError(
-                "a process of the runs was ended from outside, perhaps for want of memory; finished runs are kept: "
-                "give the same command again, with fewer --jobs if memory is short"
+                "a process of the runs was ended from outside, perhaps because memory ran out; finished runs are kept: "
+                "repeat the command, with fewer --jobs if memory is short"
             ) from ended
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _work(unit: Unit[J], data_dir: Path | None) -> list[Outcome | None]:
+def _work(unit: WorkUnit, data_dir: Path | None) -> list[Outcome | None]:
     return unit.perform(data_dir)
 
 
@@ -62,7 +62,7 @@ def _begin(parent: int) -> None:
     torch.set_num_threads(1)
 
     def watch() -> None:
-        # Nobody tells a worker that its parent was killed; it would wait for work for ever.
+        # A worker does not notice that its parent was killed; it would wait for work for ever.
         while os.getppid() == parent:
             time.sleep(1)
         os._exit(1)

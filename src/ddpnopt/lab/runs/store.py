@@ -1,4 +1,4 @@
-"""The outcomes in one SQLite file: each run is committed as it comes, so that a kill loses only what was under way."""
+"""The one store of outcomes, an SQLite file: each run is committed when it is finished, so that a kill loses little."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from typing import Any
 
 import ddpnopt
 from ddpnopt.lab.errors import ExperimentError
+from ddpnopt.lab.runs.config import upgraded_key
 from ddpnopt.lab.runs.outcome import Outcome
 from ddpnopt.lab.timing.machine import facts
 
+STORE = "runs.sqlite"
+"""Its name in the folder of results."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     key TEXT PRIMARY KEY,
@@ -32,15 +35,21 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # The time-out is for a second command that writes into the same file.
+            # The timeout is for a second command that writes into the same file.
             self.connection = sqlite3.connect(path, timeout=60)
             with self.connection:
                 self.connection.execute(SCHEMA)
                 columns = {row[1] for row in self.connection.execute("PRAGMA table_info(runs)")}
                 if "origin" not in columns:  # a file from before the column was added
                     self.connection.execute("ALTER TABLE runs ADD COLUMN origin TEXT NOT NULL DEFAULT ''")
+                self._upgrade_keys()
         except sqlite3.Error as wrong:
             raise ExperimentError(f"{path} cannot be used as a store of results: {wrong}") from wrong
+
+    def _upgrade_keys(self) -> None:
+        old = [key for (key,) in self.connection.execute("SELECT key FROM runs WHERE key NOT LIKE '%\"kind\"%'")]
+        changed = [(new, key) for key in old if key.startswith("{") and (new := upgraded_key(key)) != key]
+        self.connection.executemany("UPDATE OR IGNORE runs SET key = ? WHERE key = ?", changed)
 
     def add(self, outcomes: Mapping[str, Outcome], code: str = "") -> None:
         """Keeps outcomes by key, all or none, on the disk when this returns; what is already there stays."""
@@ -53,7 +62,7 @@ class Store:
         except sqlite3.Error as failed:
             raise ExperimentError(
                 f"cannot write to {self.path}: {failed}; the runs that were finished before are kept: "
-                "make room or allow writing, and give the same command again to go on"
+                "free some space or allow writing, and give the same command again to continue"
             ) from failed
 
     def outcomes(self) -> dict[str, Outcome]:
@@ -81,12 +90,12 @@ class Store:
 
 @cache
 def code_state() -> str:
-    """A digest of the optimizer's sources: results of different states in one table deserve a remark."""
+    """A digest of the optimizer's sources: a table with results of different states is marked."""
     root = Path(ddpnopt.__file__).parent
-    files = sorted([*root.glob("*.py"), *(root / "value").glob("*.py")])
+    files = (file.relative_to(root) for file in root.rglob("*.py"))
     digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.read_bytes())
+    for file in sorted(file for file in files if file.parts[0] not in ("lab", "control")):
+        digest.update((root / file).read_bytes())
     return digest.hexdigest()[:12]
 
 

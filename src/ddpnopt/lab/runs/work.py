@@ -1,49 +1,36 @@
-"""What travels to a process: one run, or several that are computed together."""
+"""What is sent to a process: one run, or several that are computed together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
+from ddpnopt.lab.runs.config import RunConfig
 from ddpnopt.lab.runs.outcome import Outcome
+from ddpnopt.lab.runs.training import perform
 
 
-class Job(Protocol):
-    """One run; it can be pickled."""
-
-    @property
-    def key(self) -> str:
-        """The same text for the same computation."""
-
-    def perform(self, data_dir: Path | None) -> Outcome | None:
-        """The outcome; None where the setting does not exist, which is neither a result nor a failure."""
-
-
-J = TypeVar("J", bound=Job)
-J_co = TypeVar("J_co", bound=Job, covariant=True)
-
-
-class Unit(Protocol[J_co]):
-    """Runs that are computed in one go."""
+class WorkUnit(Protocol):
+    """Runs that are computed in one go; it can be pickled."""
 
     @property
-    def jobs(self) -> Sequence[J_co]: ...
+    def runs(self) -> Sequence[RunConfig]: ...
 
     def perform(self, data_dir: Path | None) -> list[Outcome | None]:
-        """The outcomes, in the order of the jobs."""
+        """The outcomes, in the order of the runs; None where a setting does not exist."""
 
 
 @dataclass(frozen=True)
-class Single(Generic[J]):
+class SingleRun:
     """A run by itself."""
 
-    job: J
+    run: RunConfig
 
     @property
-    def jobs(self) -> Sequence[J]:
-        return [self.job]
+    def runs(self) -> Sequence[RunConfig]:
+        return [self.run]
 
     def perform(self, data_dir: Path | None) -> list[Outcome | None]:
-        return [self.job.perform(data_dir)]
+        return [perform(self.run, data_dir)]

@@ -1,4 +1,4 @@
-"""How time and memory grow with the batch, the width or the depth: slopes in the double logarithm."""
+"""How time and memory grow with the batch, the width or the depth: exponents fitted in log-log scale."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddpnopt.lab.errors import UnknownNameError
+from ddpnopt.lab.methods.method import Method
 from ddpnopt.lab.timing.networks import Network, scaled
 from ddpnopt.lab.timing.speed import Cost
-from ddpnopt.lab.timing.steppers import Form
 
 SIZES: Mapping[str, tuple[int, ...]] = {
     "batch": (8, 16, 32, 64, 128, 256, 512, 1024, 2048),
@@ -26,14 +26,14 @@ MODERATE = 512
 
 @dataclass(frozen=True)
 class Growth:
-    """The exponents of one form."""
+    """The exponents of one method."""
 
-    form: Form
+    method: Method
     time: float
     memory: float
     costs: tuple[Cost, ...]
     beyond: float = math.nan
-    """The exponent of the time in units of SGD's: by how much it is larger than SGD's, free of the machine's moods."""
+    """The exponent of the time in units of SGD's: the excess over SGD's, free of disturbances of the machine."""
     moderate: float | None = None
     """The same up to the moderate batch sizes, where it is the batch that grows."""
 
@@ -51,24 +51,24 @@ def cases(what: str) -> list[tuple[Network, int]]:
 
 
 def exponents(what: str, by_size: Sequence[Sequence[Cost]]) -> list[Growth]:
-    """For every form, the exponent over the upper half of the sizes, where fixed costs matter least."""
+    """For every method, the exponent over the upper half of the sizes, where fixed costs matter least."""
     sizes = SIZES[what][: len(by_size)]
     found = []
     for costs in zip(*by_size, strict=True):
         if all(cost.applies for cost in costs):
-            time = slope(sizes, [cost.milliseconds for cost in costs])
-            memory = slope(sizes, [float(cost.bytes) for cost in costs])
+            time = exponent(sizes, [cost.milliseconds for cost in costs])
+            memory = exponent(sizes, [float(cost.bytes) for cost in costs])
             ratios = [cost.ratio for cost in costs]
             moderate = None
             if what == "batch" and sizes[-1] > MODERATE:
                 few = [size for size in sizes if size <= MODERATE]
-                moderate = slope(few, ratios[: len(few)])
-            found.append(Growth(costs[0].form, time, memory, tuple(costs), slope(sizes, ratios), moderate))
+                moderate = exponent(few, ratios[: len(few)])
+            found.append(Growth(costs[0].method, time, memory, tuple(costs), exponent(sizes, ratios), moderate))
     return found
 
 
-def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The least-squares slope of log(value) against log(size) over the upper half."""
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The least-squares fit of log(value) against log(size) over the upper half of the sizes."""
     start = len(sizes) // 2
     x, y = [math.log(s) for s in sizes[start:]], [math.log(v) for v in values[start:]]
     x_mean, y_mean = sum(x) / len(x), sum(y) / len(y)

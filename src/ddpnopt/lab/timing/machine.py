@@ -13,7 +13,7 @@ import torch
 
 import ddpnopt
 
-PEERS = (
+PACKAGES = (
     "pytorch_optimizer",
     "schedulefree",
     "prodigyopt",
@@ -30,7 +30,7 @@ def heading(threads: int = 1) -> str:
     return "\n".join(
         [
             f"- machine: {machine}",
-            f"- torch threads: {threads} a process",
+            f"- torch threads: {threads} per process",
             f"- versions: {versions}",
             f"- command: `{command}`",
         ]
@@ -40,7 +40,7 @@ def heading(threads: int = 1) -> str:
 def facts() -> tuple[str, str]:
     """The machine, and the versions of what runs on it."""
     found = [f"ddpnopt {ddpnopt.__version__}", f"torch {torch.__version__}", f"Python {platform.python_version()}"]
-    for package in PEERS:
+    for package in PACKAGES:
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
@@ -49,7 +49,7 @@ def facts() -> tuple[str, str]:
 
 
 def processor() -> str:
-    """The processor's name where the system tells it."""
+    """The processor's name where the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -21,9 +21,9 @@ def peak_bytes(stepper: Stepper) -> int:
     """Weights, buffers and optimizer state, and the most that a step has allocated on top at any moment.
 
     The second of two steps counts: the profiler knows the size of what it frees only if it has seen it allocated. Where
-    something is refreshed now and then, the second of two periods.
+    something is refreshed every few steps, the second of two periods.
     """
-    period = range(stepper.form.period)
+    period = range(stepper.method.timing.period)
     with _silence(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         for _ in period:
             stepper.step()
@@ -44,7 +44,7 @@ def peak_bytes(stepper: Stepper) -> int:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """The profiler writes remarks straight to the process's standard error, past Python."""
+    """The profiler writes remarks straight to the process's standard error, bypassing Python."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:

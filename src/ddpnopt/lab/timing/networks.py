@@ -26,7 +26,7 @@ class Network:
     build: Callable[[], nn.Module]
     inputs: Callable[[int], Tensor]
     batch_size: int
-    """What is usual for a network of this kind; smaller for the largest, which would outgrow a small machine."""
+    """What is usual for a network of this kind; smaller for the largest, which needs much memory."""
     large: bool = False
     """Whether a decomposition of its Kronecker factors takes minutes."""
 
@@ -44,7 +44,7 @@ def dense(widths: list[int]) -> nn.Sequential:
 
 
 class BasicBlock(nn.Module):
-    """Two normalised 3x3 convolutions beside a skip."""
+    """Two normalised 3x3 convolutions with a skip connection."""
 
     def __init__(self, n_in: int, n_out: int, stride: int) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ Place = tuple[str, str]
 
 
 class Profile:
-    """Charges time while it is switched on; torch's own time falls on the function that called it."""
+    """Records time while it is active; torch's own time is charged to the function that called it."""
 
     def __init__(self) -> None:
         self.seconds: dict[Place, float] = defaultdict(float)
@@ -52,11 +52,11 @@ class Profile:
         if module.parts == ("lab", "timing", "steppers"):
             phase = PHASES.get(code.co_name, "loop")
             return phase, {"forward": "the network", "backward": "autograd"}.get(phase, phase)
-        # A network of ours may run again within a step: that is the work of whoever runs it.
+        # A network of ours may run again within a step: that is the work of its caller.
         if module.parts[0] == "lab" and self._stack:
             return self._stack[-1]
         phase = self._stack[-1][0] if self._stack else "loop"
-        # Comprehensions and lambdas say nothing by their own name: they count for the function they stand in.
+        # Comprehensions and lambdas have no meaningful names: they count for the function that contains them.
         if code.co_name.startswith("<") and self._stack:
             return self._stack[-1]
         return phase, f"{'.'.join(module.parts)}.{code.co_name}"

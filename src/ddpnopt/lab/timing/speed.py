@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median, quantiles
 
+from ddpnopt.lab.methods.method import UNIT, Method
 from ddpnopt.lab.timing.memory import peak_bytes
 from ddpnopt.lab.timing.networks import Network
-from ddpnopt.lab.timing.steppers import UNIT, DoesNotApplyError, Form, Stepper, ready, reasons
+from ddpnopt.lab.timing.steppers import DoesNotApplyError, Stepper, ready, reasons
 
 BLOCK_SECONDS = 0.02
 """A block of steps lasts at least this long: shorter ones are mostly noise of the clock and the scheduler."""
@@ -22,19 +23,19 @@ LARGEST_BLOCK = 50
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step of one form costs on one network."""
+    """What a step of one method costs on one network."""
 
     network: Network
     batch_size: int
-    form: Form
+    method: Method
     seconds: tuple[float, ...]
-    """Of a step, in each round; empty where the form does not apply."""
+    """Of a step, in each round; empty where the method does not apply."""
     unit_seconds: tuple[float, ...]
     """Of SGD's step right before."""
     bytes: int
     unit_bytes: int
     reason: str = ""
-    """Why the form does not apply."""
+    """Why the method does not apply."""
 
     @property
     def applies(self) -> bool:
@@ -42,7 +43,7 @@ class Cost:
 
     @property
     def ratios(self) -> list[float]:
-        """Round by round, so that what else the machine does falls on both."""
+        """Round by round, so that other work on the machine affects both."""
         return [mine / unit for mine, unit in zip(self.seconds, self.unit_seconds, strict=True)]
 
     @property
@@ -71,20 +72,20 @@ def middle_half(values: Sequence[float]) -> tuple[float, float]:
 
 
 def relative(cost: Cost, base: Cost) -> list[float]:
-    """How many times as long as another form, round by round, each in units of the SGD right before it."""
+    """How many times as long as another method, round by round, each in units of the SGD right before it."""
     return [mine / other for mine, other in zip(cost.ratios, base.ratios, strict=True)]
 
 
 def measure(
     network: Network,
     batch_size: int,
-    chosen: Sequence[Form],
+    chosen: Sequence[Method],
     repeats: int,
-    on_block: Callable[[Form], None] = lambda _: None,
+    on_block: Callable[[Method], None] = lambda _: None,
 ) -> list[Cost]:
-    """All forms on one network; in every round each has its turn, right after a block of SGD."""
+    """All methods on one network; in every round each is timed once, right after a block of SGD."""
     with _undisturbed():
-        found = {form.name: _Candidate(form, network, batch_size) for form in chosen}
+        found = {method.name: _Candidate(method, network, batch_size) for method in chosen}
         unit = found[UNIT]
         for turn in range(repeats):
             order = [each for each in found.values() if each.applies]
@@ -93,21 +94,21 @@ def measure(
             for each in order[shift:] + order[:shift]:
                 before = _time(unit.stepper, unit.steps)
                 each.turn(before, before if each is unit else None)
-                on_block(each.form)
+                on_block(each.method)
             gc.collect()
     return [each.cost(unit.bytes) for each in found.values()]
 
 
 class _Candidate:
-    """A form on a network, and what was measured of it; without a stepper once it has failed."""
+    """A method on a network, and what was measured of it; without a stepper once it has failed."""
 
-    def __init__(self, form: Form, network: Network, batch_size: int) -> None:
-        self.form, self.network, self.batch_size = form, network, batch_size
+    def __init__(self, method: Method, network: Network, batch_size: int) -> None:
+        self.method, self.network, self.batch_size = method, network, batch_size
         self.taken: list[tuple[float, float]] = []
         self.reason = ""
         try:
-            self.stepper = ready(form, network, batch_size)
-            with reasons(form):
+            self.stepper = ready(method, network, batch_size)
+            with reasons(method):
                 self.bytes, self.steps = peak_bytes(self.stepper), block_steps(self.stepper)
         except DoesNotApplyError as error:
             self.reason = str(error)
@@ -119,7 +120,7 @@ class _Candidate:
     def turn(self, unit: float, mine: float | None) -> None:
         """One block, with the time of SGD's step right before; its own where that is known already."""
         try:
-            with reasons(self.form):
+            with reasons(self.method):
                 self.taken.append((_time(self.stepper, self.steps) if mine is None else mine, unit))
         except DoesNotApplyError as error:
             self.reason = str(error)
@@ -129,7 +130,7 @@ class _Candidate:
         return Cost(
             self.network,
             self.batch_size,
-            self.form,
+            self.method,
             tuple(mine for mine, _ in taken),
             tuple(unit for _, unit in taken),
             self.bytes if self.applies else 0,
@@ -140,7 +141,7 @@ class _Candidate:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No collection in mid-step, which would be charged to whoever happens to run, and no remarks of other packages."""
+    """No garbage collection during a step, which would be charged to one method, and no warnings of other packages."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -163,11 +164,11 @@ def _time(stepper: Stepper, steps: int) -> float:
 
 
 def block_steps(stepper: Stepper) -> int:
-    """Steps in a block; one where a step is slow, of which a second to find that out would be one too many.
+    """Steps in a block; one period where a step is slow, found out with a single step.
 
     Always whole periods, or the steps that refresh something would be counted too seldom or too often.
     """
-    period = stepper.form.period
+    period = stepper.method.timing.period
     if _time(stepper, 1) > BLOCK_SECONDS:
         return period
     steps = max(1, min(LARGEST_BLOCK, math.ceil(BLOCK_SECONDS / _time(stepper, 3))))

@@ -9,21 +9,21 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
 from ddpnopt.lab import style
+from ddpnopt.lab.methods.method import UNIT
 from ddpnopt.lab.timing import growth
 from ddpnopt.lab.timing.growth import Growth
 from ddpnopt.lab.timing.speed import Cost
 from ddpnopt.lab.timing.speed_report import groups
-from ddpnopt.lab.timing.steppers import UNIT
 
 TIME, MEMORY = style.COLOURS["ddpnopt"], style.COLOURS["adamw"]
 
 LINEAR = 8
-"""Ratios up to this one are drawn on a linear scale; beyond, the small ones would vanish beside the large."""
+"""Ratios up to this one are drawn on a linear scale; beyond, small ones would be invisible next to large ones."""
 
 
 def draw(costs: Sequence[Cost], stem: Path) -> list[Path]:
-    """One panel a network: time and memory of every form in units of SGD's. `<stem>.png` and `<stem>.svg`."""
-    panels = groups(cost for cost in costs if cost.applies and cost.form.name != UNIT)
+    """One panel per network: time and memory of every method in units of SGD's. Saved as `<stem>.svg`."""
+    panels = groups(cost for cost in costs if cost.applies and cost.method.name != UNIT)
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     tallest = max(len(found) for found in panels.values())
@@ -34,12 +34,12 @@ def draw(costs: Sequence[Cost], stem: Path) -> list[Path]:
             where.set_title(title)
         for spare in axes[len(panels) :]:
             spare.set_visible(False)
-        # above the panels: within one it would lie on a bar sooner or later
+        # above the panels: within one it would cover a bar
         made.legend(*axes[0].get_legend_handles_labels(), loc="upper right", ncols=2, handlelength=1.0)
         made.suptitle("Cost of a step, SGD = 1", x=0.012, ha="left", fontsize=12.5, fontweight="bold")
         text = "Time: median of ratios taken round by round, and quartiles. Memory: peak of a step, weights included."
         made.supxlabel(text, x=0.012, ha="left", fontsize=8, color=style.SOFT_INK)
-        return style.save(made, stem)
+        return style.save(made, stem, ("svg",))
 
 
 def draw_growth(what: str, found: Sequence[Growth], stem: Path) -> list[Path]:
@@ -48,21 +48,26 @@ def draw_growth(what: str, found: Sequence[Growth], stem: Path) -> list[Path]:
         made, (left, right) = style.figure(2, width=4.7, height=3.8)
         for position, each in enumerate(found):
             sizes = growth.SIZES[what][: len(each.costs)]
-            colour = style.colour(each.form.name, position)
+            colour = style.colour(each.method.name, position)
             times = [cost.milliseconds for cost in each.costs]
             left.plot(
-                sizes, times, label=f"{each.form.label}: {each.time:.1f}", color=colour, marker="o", markersize=3.5
+                sizes,
+                times,
+                label=f"{each.method.timing_label}: {each.time:.1f}",
+                color=colour,
+                marker="o",
+                markersize=3.5,
             )
             megabytes = [cost.bytes / 1e6 for cost in each.costs]
             right.plot(
                 sizes,
                 megabytes,
-                label=f"{each.form.label}: {each.memory:.1f}",
+                label=f"{each.method.timing_label}: {each.memory:.1f}",
                 color=colour,
                 marker="o",
                 markersize=3.5,
             )
-        for axes, title in ((left, "Milliseconds a step"), (right, "Peak memory (MB)")):
+        for axes, title in ((left, "Milliseconds per step"), (right, "Peak memory (MB)")):
             axes.set(xscale="log", yscale="log", xlabel=what, title=title)
             axes.set_xticks(growth.SIZES[what], [str(size) for size in growth.SIZES[what]])
             axes.xaxis.set_minor_locator(NullLocator())
@@ -71,7 +76,7 @@ def draw_growth(what: str, found: Sequence[Growth], stem: Path) -> list[Path]:
             axes.yaxis.set_minor_locator(NullLocator())
             axes.legend(loc="upper left", handlelength=1.2, fontsize=8, title="exponent", title_fontsize=8)
         made.suptitle(f"Growth with the {what}", x=0.012, ha="left", fontsize=12.5, fontweight="bold")
-        return style.save(made, stem)
+        return style.save(made, stem, ("svg",))
 
 
 def _bars(axes: Axes, found: Sequence[Cost]) -> None:
@@ -93,7 +98,7 @@ def _bars(axes: Axes, found: Sequence[Cost]) -> None:
                 fontsize=7.5,
                 color=style.SOFT_INK,
             )
-    axes.set_yticks(list(rows), [cost.form.label for cost in found], color=style.INK, fontsize=9)
+    axes.set_yticks(list(rows), [cost.method.timing_label for cost in found], color=style.INK, fontsize=9)
     axes.axvline(1, color=style.SOFT_INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=4)
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
@@ -101,5 +106,5 @@ def _bars(axes: Axes, found: Sequence[Cost]) -> None:
     if max(cost.ratio for cost in found) > LINEAR:
         axes.set_xscale("log")
         axes.set_xlim(left=0.5)
-        axes.set_xlabel("logarithmic", fontsize=8, color=style.SOFT_INK)  # panels beside it may be linear
+        axes.set_xlabel("logarithmic", fontsize=8, color=style.SOFT_INK)  # other panels may be linear
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -6,15 +6,16 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-import pandas as pd
 from rich.table import Table
 
+from ddpnopt.lab.tables import markdown_section, screen_table, write_csv, write_markdown
 from ddpnopt.lab.timing.growth import MODERATE, Growth
 from ddpnopt.lab.timing.profiles import Place
 from ddpnopt.lab.timing.speed import Cost, middle_half, relative
 
-HEADINGS = ("method", "time / SGD", "quartiles", "ms a step", "memory / SGD", "peak MB")
+HEADINGS = ("method", "time / SGD", "quartiles", "ms per step", "memory / SGD", "peak MB")
 PROFILE_HEADINGS = ("phase", "function", "share")
 BASE_HEADINGS = ("method", "without feedback", "time / without", "quartiles")
 SMALLEST_SHARE = 0.02
@@ -31,10 +32,10 @@ def groups(costs: Iterable[Cost]) -> dict[str, list[Cost]]:
 def cells(cost: Cost) -> list[str]:
     """One row as text."""
     if not cost.applies:
-        return [cost.form.label, *["–"] * 5]
+        return [cost.method.timing_label, *["–"] * 5]
     low, high = cost.quartiles
     return [
-        cost.form.label,
+        cost.method.timing_label,
         f"{cost.ratio:.2f}",
         f"{low:.2f} – {high:.2f}",
         f"{cost.milliseconds:.2f}",
@@ -44,50 +45,50 @@ def cells(cost: Cost) -> list[str]:
 
 
 def base_rows(costs: Sequence[Cost]) -> list[list[str]]:
-    """The forms with feedback beside the same without, where both were measured."""
+    """The methods with feedback compared with the same without, where both were measured."""
     rows = []
     for cost, base in _pairs(costs):
         ratios = relative(cost, base)
         low, high = middle_half(ratios)
-        rows.append([cost.form.label, base.form.label, f"{median(ratios):.2f}", f"{low:.2f} – {high:.2f}"])
+        rows.append(
+            [cost.method.timing_label, base.method.timing_label, f"{median(ratios):.2f}", f"{low:.2f} – {high:.2f}"]
+        )
     return rows
 
 
 def reasons(costs: Iterable[Cost]) -> list[str]:
-    """Which forms were not measured, and why."""
-    return [f"{cost.form.label}: {cost.reason}" for cost in costs if not cost.applies]
+    """Which methods were not measured, and why."""
+    return [f"{cost.method.timing_label}: {cost.reason}" for cost in costs if not cost.applies]
 
 
 def _pairs(costs: Sequence[Cost]) -> Iterator[tuple[Cost, Cost]]:
-    by_name = {cost.form.name: cost for cost in costs if cost.applies}
+    by_name = {cost.method.name: cost for cost in costs if cost.applies}
     for cost in by_name.values():
-        if cost.form.base in by_name:
-            yield cost, by_name[cost.form.base]
+        if cost.method.timing.without_feedback in by_name:
+            yield cost, by_name[cost.method.timing.without_feedback]
 
 
 def base_table(title: str, costs: Sequence[Cost]) -> Table:
-    return _table(f"with feedback / without: {title}", BASE_HEADINGS, base_rows(costs))
+    return screen_table(f"with feedback / without: {title}", BASE_HEADINGS, base_rows(costs))
 
 
 def cost_table(title: str, costs: Sequence[Cost]) -> Table:
-    return _table(title, HEADINGS, map(cells, costs))
+    return screen_table(title, HEADINGS, map(cells, costs))
 
 
 def growth_table(what: str, found: Sequence[Growth]) -> Table:
-    return _table(f"growth with the {what}", *_growth(found))
+    return screen_table(f"growth with the {what}", *_growth(found))
 
 
 def profile_table(title: str, shares: Mapping[Place, float]) -> Table:
     """The places that take at least two percent, phase by phase."""
-    return _table(f"where the time goes: {title}", PROFILE_HEADINGS, _profile(shares), left=2)
+    return screen_table(f"where the time goes: {title}", PROFILE_HEADINGS, _profile(shares), left=2)
 
 
 def write_profiles(found: Mapping[str, Mapping[Place, float]], folder: Path, head: str) -> list[Path]:
     """`profile.md`: a table for every method on every network."""
-    page = folder / "profile.md"
-    tables = [_markdown(title, PROFILE_HEADINGS, _profile(shares)) for title, shares in found.items()]
-    page.write_text("\n".join([head, "", *tables]), encoding="utf-8")
-    return [page]
+    tables = [markdown_section(title, PROFILE_HEADINGS, _profile(shares)) for title, shares in found.items()]
+    return [write_markdown(folder / "profile.md", head, "", *tables)]
 
 
 def _profile(shares: Mapping[Place, float]) -> list[list[str]]:
@@ -105,49 +106,44 @@ def _profile(shares: Mapping[Place, float]) -> list[list[str]]:
 
 def write(costs: Sequence[Cost], folder: Path, stem: str, head: str, found: Sequence[Growth] = ()) -> list[Path]:
     """`<stem>.md` and `<stem>.csv`."""
-    page, numbers = folder / f"{stem}.md", folder / f"{stem}.csv"
     parts = [head, ""]
     if found:
-        parts.append(_markdown("Exponents", *_growth(found)))
+        parts.append(markdown_section("Exponents", *_growth(found)))
     for title, rows in groups(costs).items():
-        parts.append(_markdown(title, HEADINGS, map(cells, rows)))
+        parts.append(markdown_section(title, HEADINGS, map(cells, rows)))
         parts += [*(f"- {reason}" for reason in reasons(rows)), ""]
         if not found and base_rows(rows):
-            parts.append(_markdown(f"{title}: with feedback / without", BASE_HEADINGS, base_rows(rows)))
-    page.write_text("\n".join(parts), encoding="utf-8")
-    frame(costs).to_csv(numbers, index=False)
-    return [page, numbers]
+            parts.append(markdown_section(f"{title}: with feedback / without", BASE_HEADINGS, base_rows(rows)))
+    page = write_markdown(folder / f"{stem}.md", *parts)
+    return [page, write_csv(folder / f"{stem}.csv", records(costs))]
 
 
-def frame(costs: Iterable[Cost]) -> pd.DataFrame:
-    """Every row as numbers; a form that does not apply has none, but a reason."""
-    costs = list(costs)
+def records(costs: Sequence[Cost]) -> list[dict[str, Any]]:
+    """Every row as numbers; a method that does not apply has a reason instead."""
     to_base = {
-        (title, cost.form.name): median(relative(cost, base))
+        (title, cost.method.name): median(relative(cost, base))
         for title, rows in groups(costs).items()
         for cost, base in _pairs(rows)
     }
-    return pd.DataFrame(
-        [
-            {
-                "network": cost.network.name,
-                "batch_size": cost.batch_size,
-                "method": cost.form.name,
-                "time_ratio": cost.ratio,
-                "time_ratio_q1": cost.quartiles[0],
-                "time_ratio_q3": cost.quartiles[1],
-                "milliseconds": cost.milliseconds,
-                "memory_ratio": cost.memory_ratio,
-                "peak_bytes": cost.bytes or math.nan,
-                "rounds": len(cost.seconds),
-                "without_feedback": cost.form.base,
-                "time_ratio_to_it": to_base.get((title, cost.form.name), math.nan),
-                "reason": cost.reason,
-            }
-            for title, rows in groups(costs).items()
-            for cost in rows
-        ]
-    )
+    return [
+        {
+            "network": cost.network.name,
+            "batch_size": cost.batch_size,
+            "method": cost.method.name,
+            "time_ratio": cost.ratio,
+            "time_ratio_q1": cost.quartiles[0],
+            "time_ratio_q3": cost.quartiles[1],
+            "milliseconds": cost.milliseconds,
+            "memory_ratio": cost.memory_ratio,
+            "peak_bytes": cost.bytes or math.nan,
+            "rounds": len(cost.seconds),
+            "without_feedback": cost.method.timing.without_feedback,
+            "time_ratio_to_it": to_base.get((title, cost.method.name), math.nan),
+            "reason": cost.reason,
+        }
+        for title, rows in groups(costs).items()
+        for cost in rows
+    ]
 
 
 def _growth(found: Sequence[Growth]) -> tuple[tuple[str, ...], list[list[str]]]:
@@ -157,19 +153,7 @@ def _growth(found: Sequence[Growth]) -> tuple[tuple[str, ...], list[list[str]]]:
     rows = []
     for each in found:
         moderate = [f"{each.moderate:+.2f}"] if each.moderate is not None else []
-        rows.append([each.form.label, f"{each.time:.2f}", f"{each.beyond:+.2f}", f"{each.memory:.2f}", *moderate])
+        rows.append(
+            [each.method.timing_label, f"{each.time:.2f}", f"{each.beyond:+.2f}", f"{each.memory:.2f}", *moderate]
+        )
     return (*headings, *extra), rows
-
-
-def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Table:
-    made = Table(title=title, title_justify="left", title_style="bold")
-    for position, heading in enumerate(headings):
-        made.add_column(heading, justify="right" if position >= left else "left", no_wrap=position < left)
-    for row in rows:
-        made.add_row(*row)
-    return made
-
-
-def _markdown(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"### {title}", "", "| " + " | ".join(headings) + " |", "| --- |" + " ---: |" * (len(headings) - 1)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows), ""])

@@ -9,34 +9,21 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
 from ddpnopt.lab import style
-from ddpnopt.lab.windows.windows import MARGIN, Standing, Standings
+from ddpnopt.lab.windows.standings import MARGIN, Standing, Standings
 
-# Beside the colours of the experiments, for the methods that only take part here.
-COLOURS = {
-    "soap": "#117733",
-    "muon": "#aa4499",
-    "schedule-free": "#2f6fbb",
-    "prodigy": "#b58900",
-    "open-loop": "#8f98a3",
-    "uncoupled": "#4a5562",
-    "sqrt": "#e07a3f",
-    "gn": "#2f6fbb",
-    "cross-entropy": "#2a9d8f",
-    "sampled": "#8a6bbe",
-}
 CLASSICAL = ("sgd-m", "rmsprop", "adam", "ekfac")
 
 
 def draw(result: Standings, stem: Path) -> list[Path]:
-    """Saves `<stem>.png` and `<stem>.svg`.
+    """Saves `<stem>.svg`.
 
-    Nine curves in one panel would be a tangle: DDPNOpt stands beside the classical methods on the left, and beside the
-    newer ones on the right. Ablations share their learning rates and one panel.
+    Nine curves in one panel would be hard to read: DDPNOpt is compared with the classical methods on the left, and with
+    the newer ones on the right. Ablations share their learning rates and one panel.
     """
-    ours = [row for row in result.rows if row.contender.ours]
-    others = [row for row in result.rows if not row.contender.ours]
-    classical = [row for row in others if row.contender.name in CLASSICAL]
-    newer = [row for row in others if row.contender.name not in CLASSICAL]
+    ours = [row for row in result.rows if row.method.is_ddpnopt]
+    others = [row for row in result.rows if not row.method.is_ddpnopt]
+    classical = [row for row in others if row.method.name in CLASSICAL]
+    newer = [row for row in others if row.method.name not in CLASSICAL]
     groups = [("Classical methods", classical), ("Newer methods", newer)]
     panels = [(title, [*rows, *ours]) for title, rows in groups if rows] or [("Forms of DDPNOpt", ours)]
     with style.style():
@@ -51,7 +38,7 @@ def draw(result: Standings, stem: Path) -> list[Path]:
         over = f"Mean and range over {result.seeds_in_words}" if result.seeds > 1 else "One seed"
         text = f"{over}. Cross: a run diverged. Ring: the default setting. Grey: within {MARGIN:g} points of the best."
         made.supxlabel(fill(text, 75 * len(panels)), x=0.012, ha="left", fontsize=8, color=style.SOFT_INK)
-        return style.save(made, stem)
+        return style.save(made, stem, ("svg",))
 
 
 def _panel(axes: Axes, rows: list[Standing], result: Standings, *, relative: bool) -> None:
@@ -70,9 +57,9 @@ def _panel(axes: Axes, rows: list[Standing], result: Standings, *, relative: boo
 
 
 def _curve(axes: Axes, row: Standing, unit: float, position: int) -> None:
-    name = row.contender.name
+    name = row.method.name
     strong = name == "ddpnopt"
-    colour = COLOURS.get(name) or style.colour(name, position)
+    colour = style.colour(name, position)
     order = 4 if strong else 3
     rates = [point.lr / unit for point in row.points]
     low = [min(point.accuracies) for point in row.points]
@@ -86,7 +73,7 @@ def _curve(axes: Axes, row: Standing, unit: float, position: int) -> None:
         marker="o",
         markersize=4.5 if strong else 3,
         zorder=order,
-        label=row.contender.label,
+        label=row.method.label,
     )
     lost = [(point.lr / unit, point.accuracy) for point in row.points if point.diverged]
     if lost:

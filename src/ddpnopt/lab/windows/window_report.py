@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import pandas as pd
 from rich.table import Table
 
+from ddpnopt.lab.runs.config import RunConfig
 from ddpnopt.lab.runs.outcome import Outcome
-from ddpnopt.lab.windows.runs import Run
-from ddpnopt.lab.windows.windows import LOST, MARGIN, Point, Standing, Standings, Window
+from ddpnopt.lab.tables import markdown_section, screen_table, write_csv, write_markdown
+from ddpnopt.lab.windows.standings import LOST, MARGIN, Point, Standing, Standings, Window
 
 HEADINGS = (
     "method", "window (decades)", "from – to", "best %", "at lr", "default %", "diverged", "time to loss", "own window",
@@ -21,7 +22,7 @@ HEADINGS = (
 def cells(row: Standing) -> list[str]:
     """One row as text."""
     return [
-        row.contender.label,
+        row.method.label,
         _decades(row.window),
         f"{_rate(row.window.lowest)} – {_rate(row.window.highest)}" if row.window.decades else "–",
         _accuracy(row.best),
@@ -35,30 +36,27 @@ def cells(row: Standing) -> list[str]:
 
 def table(result: Standings) -> Table:
     """For the screen; the best of each column is marked."""
-    made = Table(title=f"{result.task.label}, {result.seeds_in_words}", title_justify="left", title_style="bold")
-    for position, heading in enumerate(HEADINGS):
-        made.add_column(heading.replace(" ", "\n", 1), justify="right" if position else "left", no_wrap=not position)
-    for row in result.rows:
-        texts = cells(row)
-        for column, winner in _winners(result).items():
-            if winner is row:
-                texts[column] = f"[bold green]{texts[column]}[/]"
-        made.add_row(*texts)
-    return made
+    title = f"{result.task.label}, {result.seeds_in_words}"
+    headings = [heading.replace(" ", "\n", 1) for heading in HEADINGS]
+    return screen_table(title, headings, _marked(result, "[bold green]{}[/]"))
 
 
 def markdown(result: Standings) -> str:
-    """The same for a page."""
-    lines = [f"### {result.task.label}", "", f"{explanation(result)}", ""]
-    lines += ["| " + " | ".join(HEADINGS) + " |", "| --- |" + " ---: |" * (len(HEADINGS) - 1)]
+    """A section of the page; the best of each column is bold."""
+    return markdown_section(result.task.label, HEADINGS, _marked(result, "**{}**"), [explanation(result)])
+
+
+def _marked(result: Standings, mark: str) -> list[list[str]]:
+    """All rows as text, the best cell of each column marked."""
     winners = _winners(result)
+    rows = []
     for row in result.rows:
         texts = cells(row)
         for column, winner in winners.items():
             if winner is row:
-                texts[column] = f"**{texts[column]}**"
-        lines.append("| " + " | ".join(texts) + " |")
-    return "\n".join([*lines, ""])
+                texts[column] = mark.format(texts[column])
+        rows.append(texts)
+    return rows
 
 
 def explanation(result: Standings) -> str:
@@ -70,86 +68,84 @@ def explanation(result: Standings) -> str:
         f"method itself. Diverged: runs that ended in NaN, an error, or a loss above {LOST:g} times that of guessing."
     )
     if math.isfinite(result.target):
-        kind = "form" if all(row.contender.ours for row in result.rows) else "baseline"
+        kind = "form" if all(row.method.is_ddpnopt for row in result.rows) else "baseline"
         text += (
             f" Time to loss: seconds until the training loss is {result.target:.3g}, every method at its best learning "
             f"rate; {result.target_of}, the most accurate {kind}, is there after two thirds of its run. 1 is the "
             f"fastest {kind}, {result.fastest}."
         )
-    errors = {row.contender.label: row.errors for row in result.rows if row.errors}
+    errors = {row.method.label: row.errors for row in result.rows if row.errors}
     if errors:
         text += " Errors: " + "; ".join(f"{label}: {', '.join(kinds)}" for label, kinds in errors.items()) + "."
     return text
 
 
-def summary_frame(results: list[Standings]) -> pd.DataFrame:
+def summary_records(results: Sequence[Standings]) -> list[dict[str, Any]]:
     """All rows of all tasks as numbers."""
-    return pd.DataFrame(
-        [
-            {
-                "task": result.task.name,
-                "method": row.contender.name,
-                "window_decades": row.window.decades,
-                "window_from": row.window.lowest,
-                "window_to": row.window.highest,
-                "window_open_ended": row.window.open_ended,
-                "own_window_decades": row.own_window.decades,
-                "best_accuracy": row.best.accuracy,
-                "best_std": row.best.spread,
-                "best_lr": row.best.lr,
-                "default_accuracy": row.default.accuracy if row.default else math.nan,
-                "default_lr": row.default.lr if row.default else math.nan,
-                "diverged": row.diverged,
-                "runs": row.runs,
-                "target_loss": result.target,
-                "target_of": result.target_of,
-                "fastest": result.fastest,
-                "seconds_to_loss": row.seconds_to_loss,
-                "time_ratio": row.time_ratio,
-                "cpu_time_ratio": row.cpu_ratio,
-                "default_time_ratio": row.default_time_ratio,
-                "best_seconds": sum(o.seconds for o in row.best.outcomes) / len(row.best.outcomes),
-            }
-            for result in results
-            for row in result.rows
-        ]
-    )
+    return [
+        {
+            "task": result.task.name,
+            "method": row.method.name,
+            "window_decades": row.window.decades,
+            "window_from": row.window.lowest,
+            "window_to": row.window.highest,
+            "window_open_ended": row.window.open_ended,
+            "own_window_decades": row.own_window.decades,
+            "best_accuracy": row.best.accuracy,
+            "best_std": row.best.spread,
+            "best_lr": row.best.lr,
+            "default_accuracy": row.default.accuracy if row.default else math.nan,
+            "default_lr": row.default.lr if row.default else math.nan,
+            "diverged": row.diverged,
+            "runs": row.runs,
+            "target_loss": result.target,
+            "target_of": result.target_of,
+            "fastest": result.fastest,
+            "seconds_to_loss": row.seconds_to_loss,
+            "time_ratio": row.time_ratio,
+            "cpu_time_ratio": row.cpu_ratio,
+            "default_time_ratio": row.default_time_ratio,
+            "best_seconds": sum(o.seconds for o in row.best.outcomes) / len(row.best.outcomes),
+        }
+        for result in results
+        for row in result.rows
+    ]
 
 
-def runs_frame(outcomes: Mapping[Run, Outcome]) -> pd.DataFrame:
+def run_records(outcomes: Mapping[RunConfig, Outcome]) -> list[dict[str, Any]]:
     """Every run."""
-    return pd.DataFrame(
-        [
-            {
-                "task": run.task.name,
-                "method": run.contender.name,
-                "default": run.lr is None,
-                "lr": outcome.lr,
-                "seed": run.seed,
-                "accuracy": outcome.accuracy,
-                "diverged": outcome.diverged,
-                "steps": outcome.steps,
-                "seconds": outcome.seconds,
-                "cpu_seconds": outcome.cpu_seconds,
-                "last_loss": outcome.curve.losses[-1] if outcome.curve.losses else math.nan,
-                "error": outcome.error,
-            }
-            for run, outcome in outcomes.items()
-        ]
-    )
+    return [
+        {
+            "task": run.task.name,
+            "method": run.method,
+            "default": run.lr is None,
+            "lr": outcome.lr,
+            "seed": run.seed,
+            "accuracy": outcome.accuracy,
+            "diverged": outcome.diverged,
+            "steps": outcome.steps,
+            "seconds": outcome.seconds,
+            "cpu_seconds": outcome.cpu_seconds,
+            "last_loss": outcome.curve.losses[-1] if outcome.curve.losses else math.nan,
+            "error": outcome.error,
+        }
+        for run, outcome in outcomes.items()
+    ]
 
 
-def write(results: list[Standings], outcomes: Mapping[Run, Outcome], folder: Path, stem: str, head: str) -> list[Path]:
+def write(
+    results: Sequence[Standings], outcomes: Mapping[RunConfig, Outcome], folder: Path, stem: str, head: str
+) -> list[Path]:
     """`<stem>.md`, `<stem>.csv` and `<stem>-runs.csv`."""
-    page, summary, runs = (folder / name for name in (f"{stem}.md", f"{stem}.csv", f"{stem}-runs.csv"))
-    page.write_text("\n".join([head, "", *map(markdown, results)]), encoding="utf-8")
-    summary_frame(results).to_csv(summary, index=False)
-    runs_frame(outcomes).to_csv(runs, index=False)
-    return [page, summary, runs]
+    return [
+        write_markdown(folder / f"{stem}.md", head, "", *map(markdown, results)),
+        write_csv(folder / f"{stem}.csv", summary_records(results)),
+        write_csv(folder / f"{stem}-runs.csv", run_records(outcomes)),
+    ]
 
 
 def _winners(result: Standings) -> dict[int, Standing]:
-    """The best row of the columns that can be won, by position."""
+    """The best row of each column that has one, by position."""
     rows = result.rows
     won = {3: max(rows, key=lambda row: row.best.accuracy)}
     widest = max(rows, key=lambda row: row.window.decades)

@@ -1,4 +1,4 @@
-// Axes: where a value stands, which values to write beside the axis, and how.
+// Axes: where a value stands, which values to write along the axis, and how.
 const ddpScale = (() => {
   const nice = (span, count) => {
     const raw = span / Math.max(count, 1);

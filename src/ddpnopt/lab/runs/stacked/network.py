@@ -49,8 +49,8 @@ def apply(activation: str, h: Tensor) -> Tensor:
     return h.sigmoid() if activation == "sigmoid" else h
 
 
-def slope(activation: str, out: Tensor) -> Tensor | None:
-    """sigma' in terms of what sigma gave; None for 1."""
+def derivative(activation: str, out: Tensor) -> Tensor | None:
+    """sigma' as a function of the output of sigma; None for 1."""
     if activation == "tanh":
         return 1 - out.square()
     if activation == "relu":

@@ -9,10 +9,11 @@ from typing import Any
 from ddpnopt.curvature.base import Curvature
 from ddpnopt.curvature.diagonal import Adam, Identity, RMSprop
 from ddpnopt.curvature.kronecker import EKFAC, KFAC
-from ddpnopt.lab.methods import method
-from ddpnopt.lab.runs.training import RunConfig
+from ddpnopt.lab.methods.registry import method
+from ddpnopt.lab.runs.classification import ClassificationTask
+from ddpnopt.lab.runs.config import RunConfig
 
-# Numbers that each run of a stack has its own of, beside the learning rate and the seed.
+# Numbers in which the runs of a stack may differ, in addition to the learning rate and the seed.
 OWN = ("momentum", "vxx_reg")
 
 
@@ -27,7 +28,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _StackedMethod:
     curvature: Callable[..., Curvature]
     feedback: bool
     options: tuple[str, ...] = ()
@@ -39,28 +40,33 @@ class _Entry:
 _KRONECKER = ("damping", "refresh", "decay")
 _PAPER = ("momentum", "vxx_reg")
 ENTRIES = {
-    "sgd": _Entry(Identity, False, own=("momentum",)),
-    "sgd-m": _Entry(Identity, False, own=("momentum",), momentum=0.9),
-    "rmsprop": _Entry(RMSprop, False, ("alpha", "eps")),
-    "adam": _Entry(Adam, False, ("betas", "eps")),
-    "kfac": _Entry(KFAC, False, _KRONECKER, ("momentum",)),
-    "ekfac": _Entry(EKFAC, False, _KRONECKER, ("momentum",)),
-    "ddpnopt-sgd": _Entry(Identity, True, own=_PAPER),
-    "ddpnopt-rmsprop": _Entry(RMSprop, True, own=_PAPER),
-    "ddpnopt-adam": _Entry(Adam, True, own=("vxx_reg",)),
-    "ddpnopt-kfac": _Entry(KFAC, True, own=_PAPER),
-    "ddpnopt-ekfac": _Entry(EKFAC, True, own=_PAPER),
+    "sgd": _StackedMethod(Identity, False, own=("momentum",)),
+    "sgd-m": _StackedMethod(Identity, False, own=("momentum",), momentum=0.9),
+    "rmsprop": _StackedMethod(RMSprop, False, ("alpha", "eps")),
+    "adam": _StackedMethod(Adam, False, ("betas", "eps")),
+    "kfac": _StackedMethod(KFAC, False, _KRONECKER, ("momentum",)),
+    "ekfac": _StackedMethod(EKFAC, False, _KRONECKER, ("momentum",)),
+    "ddpnopt-sgd": _StackedMethod(Identity, True, own=_PAPER),
+    "ddpnopt-rmsprop": _StackedMethod(RMSprop, True, own=_PAPER),
+    "ddpnopt-adam": _StackedMethod(Adam, True, own=("vxx_reg",)),
+    "ddpnopt-kfac": _StackedMethod(KFAC, True, own=_PAPER),
+    "ddpnopt-ekfac": _StackedMethod(EKFAC, True, own=_PAPER),
 }
+
+
+def classification(config: RunConfig) -> ClassificationTask:
+    """The task of a run of a stack."""
+    assert isinstance(config.task, ClassificationTask)
+    return config.task
 
 
 def shared(config: RunConfig) -> str | None:
     """The same text for configurations that fit into one stack; None where none can hold them."""
-    entry = ENTRIES.get(config.method)
+    entry = ENTRIES.get(config.method) if isinstance(config.task, ClassificationTask) else None
     if entry is None or not set(config.options) <= {*entry.options, *entry.own} or _rate(config) is None:
         return None
     own = {name: value for name, value in config.options.items() if name in entry.options}
-    parts = (config.method, config.dataset, config.network, config.epochs, config.batch_size, config.n_train)
-    return repr((*parts, config.validation, sorted(own.items())))
+    return repr((config.method, sorted(config.task.identity.items()), config.validation, sorted(own.items())))
 
 
 def recipe(config: RunConfig) -> Recipe:

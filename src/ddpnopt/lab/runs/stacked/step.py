@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt.curvature.base import Seen, State
-from ddpnopt.lab.runs.stacked.network import StackedLinear, apply, augmented, slope
+from ddpnopt.lab.runs.stacked.network import StackedLinear, apply, augmented, derivative
 from ddpnopt.lab.runs.stacked.recipe import Recipe
 from ddpnopt.linear.metric import Metric
 
@@ -90,7 +90,7 @@ def _open_loop(stack: Stack, recipe: Recipe, xs: list[Tensor], outs: list[Tensor
     steps: list[Tensor] = []
     v = q
     for t in reversed(range(len(xs))):
-        bend = slope(stack.kinds[t], outs[t])
+        bend = derivative(stack.kinds[t], outs[t])
         v = v if bend is None else v * bend
         if recipe.careful:
             wrong, v = _without(wrong, v)
@@ -108,7 +108,7 @@ def _ddp(stack: Stack, recipe: Recipe, xs: list[Tensor], outs: list[Tensor], V_x
     eta = stack.own["lr"][:, None, None]
     kept: list[tuple[Tensor, Tensor | None, Metric]] = []
     for t in reversed(range(len(xs))):
-        bend = slope(stack.kinds[t], outs[t])
+        bend = derivative(stack.kinds[t], outs[t])
         V_h, V_hh = V_x, V_xx
         if bend is not None:
             V_h, V_hh = bend * V_x, bend[:, :, :, None] * V_xx * bend[:, :, None, :]
@@ -207,7 +207,7 @@ def _finite(x: Tensor) -> Tensor:
 
 
 def _without(wrong: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
-    """Puts zeros in place of runs that are not finite, for which an eigendecomposition would raise an error."""
+    """Puts zeros instead of runs that are not finite, for which an eigendecomposition would raise an error."""
     now = ~torch.stack([_finite(part) for part in parts]).all(0)
     if bool(now.any()):
         parts = tuple(

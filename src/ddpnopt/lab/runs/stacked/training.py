@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ddpnopt.lab.data import Dataset
-from ddpnopt.lab.runs.outcome import Outcome, curve
+from ddpnopt.lab.runs.config import RunConfig
+from ddpnopt.lab.runs.outcome import Outcome, sampled_curve
 from ddpnopt.lab.runs.stacked import recipe as recipes
 from ddpnopt.lab.runs.stacked.network import activations, outputs, weights
 from ddpnopt.lab.runs.stacked.step import Stack, losses_and_step
-from ddpnopt.lab.runs.training import RunConfig
 
 
 @dataclass(eq=False)
@@ -24,7 +24,7 @@ class Trained:
     """What came out of a stack; rows of runs that diverged are None."""
 
     weights: list[list[Tensor] | None]
-    """(O, J) a layer, bias last."""
+    """(O, J) per layer, bias last."""
     losses: list[list[float]]
     seconds: list[float]
     """After every step, of the whole stack."""
@@ -46,7 +46,7 @@ def train(configs: Sequence[RunConfig], models: Sequence[nn.Module], data: Seque
     start, cpu_start = time.perf_counter(), time.process_time()
     seconds: list[float] = []
     cpu_seconds: list[float] = []
-    for _ in range(first.epochs):
+    for _ in range(recipes.classification(first).epochs):
         for x, y in batches.epoch():
             if not len(alive):
                 break
@@ -78,7 +78,7 @@ class Batches:
         self.x = [by_seed[seed].x_train.flatten(1) for seed in seeds]
         self.y = [by_seed[seed].y_train for seed in seeds]
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self.batch_size = configs[0].batch_size
+        self.batch_size = recipes.classification(configs[0]).batch_size
 
     def epoch(self) -> Iterator[tuple[Tensor, Tensor]]:
         """(S, B, n) and (S, B) for the S seeds; the last batch may be smaller."""
@@ -107,14 +107,14 @@ def outcomes(configs: Sequence[RunConfig], models: Sequence[nn.Module], data: Se
         cpu_seconds = [s / count for s in trained.cpu_seconds[:steps]]
         found.append(
             Outcome(
-                accuracy=accuracy,
+                metric=accuracy,
                 lr=recipes.own(config)["lr"],
                 seconds=seconds[-1] if seconds else 0.0,
                 cpu_seconds=cpu_seconds[-1] if seconds else 0.0,
                 steps=steps,
                 diverged=u is None,
                 error="",
-                curve=curve(seconds, cpu_seconds, losses),
+                curve=sampled_curve(seconds, cpu_seconds, losses),
                 train_loss=train_loss,
                 together=count,
             )

@@ -1,0 +1,150 @@
+"""`ddpnopt bench lr-window`: how much the learning rate matters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ddpnopt.lab.cli.options import DataDir, StorePath, split_names, writable_folder
+from ddpnopt.lab.cli.progress import bar, console, status_console
+from ddpnopt.lab.errors import ExperimentError
+from ddpnopt.lab.methods.method import WINDOW_POINTS
+from ddpnopt.lab.methods.registry import ABLATIONS, WINDOW_METHODS, require_installed, select
+from ddpnopt.lab.runs.classification import ClassificationTask
+from ddpnopt.lab.runs.config import RunConfig
+from ddpnopt.lab.runs.outcome import Outcome
+from ddpnopt.lab.runs.release_store import LR_WINDOW
+from ddpnopt.lab.runs.store import STORE, Store, code_state
+from ddpnopt.lab.windows.window_plan import plan, promising
+from ddpnopt.lab.windows.window_tasks import TASKS, scaled, window_tasks
+
+QUICK_SAMPLES = 0.1
+QUICK_EPOCHS = 0.34
+QUICK_POINTS = 5
+LOG_EVERY = 20
+
+
+def lr_window(
+    task_names: Annotated[str, typer.Option("--tasks", help="Comma separated.")] = ",".join(TASKS),
+    method_names: Annotated[
+        str | None,
+        typer.Option("--methods", help=f"Comma separated; all of {', '.join(WINDOW_METHODS)}.", show_default=False),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0 on.")] = 3,
+    near: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="More seeds only where the first came within this many points of the best of its method.",
+            show_default=False,
+        ),
+    ] = None,
+    lrs: Annotated[
+        str | None,
+        typer.Option(
+            help="Only these of the learning rates, comma separated; others are no error.", show_default=False
+        ),
+    ] = None,
+    points: Annotated[
+        int, typer.Option(min=2, max=WINDOW_POINTS, help="How many learning rates over seven decades.")
+    ] = WINDOW_POINTS,
+    epochs_scale: Annotated[float, typer.Option(help="Multiplies the epochs of every task.")] = 1.0,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, one torch thread each.")] = 1,
+    ablations: Annotated[
+        bool, typer.Option("--ablations", help=f"Forms of DDPNOpt instead of methods: {', '.join(ABLATIONS)}.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One seed, five rates, a tenth of the images: to see that it works.")
+    ] = False,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Tables and pictures of what the store holds; no training.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder of the store, tables and pictures.")] = Path("results/lr-window"),
+    store: StorePath = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Test accuracy over seven decades of learning rates; if interrupted, it continues where it was."""
+    known = ABLATIONS if ablations else WINDOW_METHODS
+    scale = (epochs_scale * QUICK_EPOCHS, QUICK_SAMPLES) if quick else (epochs_scale, 1.0)
+    chosen = [scaled(task, *scale) for task in window_tasks(split_names("--tasks", task_names))]
+    methods = select(known if method_names is None else split_names("--methods", method_names), known)
+    require_installed(methods)
+    wanted = plan(chosen, methods, 1 if quick else seeds, min(points, QUICK_POINTS) if quick else points, _rates(lrs))
+    folder = writable_folder(out)
+    path = store or folder / STORE
+    if not path.exists():
+        if report_only:
+            raise ExperimentError(f"there are no results to show: {LR_WINDOW.hint(path)}")
+        status_console().print(f"[dim]{LR_WINDOW.hint(path)}", soft_wrap=True, highlight=False)
+    jobs = 0 if report_only else jobs
+    if near is not None:
+        first = [run for run in wanted if run.seed == 0]
+        further = promising([run for run in wanted if run.seed], _collect(first, path, jobs, data_dir), near)
+        wanted = [*first, *further]
+    outcomes = _collect(wanted, path, jobs, data_dir)
+    _show(chosen, outcomes, folder, "ablations" if ablations else "lr-window")
+
+
+def _collect(wanted: Sequence[RunConfig], path: Path, jobs: int, data_dir: Path | None) -> dict[RunConfig, Outcome]:
+    """What is in the store, and the rest computed now, with a progress bar or with lines in a log file."""
+    from ddpnopt.lab.runs.sweep import collect
+
+    status = status_console()
+    store = Store(path)
+    if store.codes(run.key for run in wanted) - {code_state()}:
+        status.print("[dim]some results in the store come from another state of the optimizer's code")
+    with bar() as progress:
+        row = progress.add_task("runs", total=None, detail="")
+        start = 0
+
+        def on_run(done: int, total: int, run: RunConfig | None, outcome: Outcome | None) -> None:
+            nonlocal start
+            if run is None:
+                start = done  # runs from the store would make the estimate of the time left too short
+                progress.update(row, total=total - start)
+                return
+            progress.update(row, completed=done - start, detail=_detail(run, outcome))
+            if progress.disable and ((done - start) % LOG_EVERY == 0 or done == total):
+                text = f"{done - start}/{total - start} runs; {_detail(run, outcome)}"
+                status.print(text, soft_wrap=True, highlight=False)
+
+        # each run by itself: the time to reach a loss is part of the result
+        found = collect(wanted, store, jobs=jobs, data_dir=data_dir, stacked=False, on_run=on_run)
+    store.close()
+    return found
+
+
+def _show(chosen: Sequence[ClassificationTask], outcomes: dict[RunConfig, Outcome], folder: Path, stem: str) -> None:
+    from ddpnopt.lab.timing.machine import heading
+    from ddpnopt.lab.windows import window_figures, window_report
+    from ddpnopt.lab.windows.standings import standings
+
+    out = console()
+    results = [found for task in chosen if (found := standings(task, outcomes)) is not None]
+    if not results:
+        raise ExperimentError("there are no results to show")
+    saved = window_report.write(results, outcomes, folder, stem, heading())
+    for result in results:
+        out.print(window_report.table(result))
+        out.print(f"[dim]{window_report.explanation(result)}\n")
+        saved += window_figures.draw(result, folder / f"{stem}-{result.task.name}")
+    for path in saved:
+        out.print(f"[dim]saved[/] {path}", soft_wrap=True)
+
+
+def _rates(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in split_names("--lrs", text)]
+    except ValueError:
+        raise ExperimentError(f"--lrs must be numbers separated by commas, not {text!r}") from None
+
+
+def _detail(run: RunConfig, outcome: Outcome | None) -> str:
+    if outcome is None:
+        return f"{run}: no default learning rate"
+    return f"{run}: {'diverged' if outcome.diverged else f'{outcome.accuracy:.1f} %'}, {outcome.seconds:.0f} s"

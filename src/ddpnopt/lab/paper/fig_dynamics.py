@@ -1,0 +1,156 @@
+"""Fig. 4b: the training loss of baseline and DDPNOpt at settings of `fig-grid`, whose runs it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from ddpnopt.lab import style
+from ddpnopt.lab.paper.fig_grid import BATCH_SIZE, config, digits_task
+from ddpnopt.lab.paper.fig_grid_published import EKFAC, RMSPROP, SGD, Grid
+from ddpnopt.lab.paper.item import Claim, Context, Item, Picture, Result, Table
+from ddpnopt.lab.paper.item_runs import SeedRuns, how_run, outcomes, seeds_of
+
+# The second learning rate of each grid, with the eps that is best there in the paper's table.
+EXAMPLES: Sequence[tuple[Grid, float, float]] = ((SGD, 0.6, 1e-3), (RMSPROP, 0.02, 5e-6), (EKFAC, 0.09, 1e-7))
+
+
+@dataclass(frozen=True)
+class Example:
+    """One setting: the curves of all seeds of both methods."""
+
+    grid: Grid
+    lr: float
+    eps: float
+    base: SeedRuns
+    ours: SeedRuns
+
+
+def run(context: Context) -> Result:
+    seeds = seeds_of(context, 10)
+    settings = [
+        (grid, lr, eps, method, seed)
+        for grid, lr, eps in EXAMPLES
+        for method in (grid.base, grid.ours)
+        for seed in seeds
+    ]
+    wanted = [
+        config(context, method, lr, seed, eps if method == grid.ours else 0.0)
+        for grid, lr, eps, method, seed in settings
+    ]
+    found = iter(outcomes(context, wanted, "DIGITS"))
+    examples = [
+        Example(grid, lr, eps, *(SeedRuns([next(found) for _ in seeds], digits_task(context)) for _ in range(2)))
+        for grid, lr, eps in EXAMPLES
+    ]
+    claims = [claim for each in examples for claim in _claims(each)]
+    held = sum(bool(claim.holds) for claim in claims)
+    caption = (
+        "Training loss on DIGITS over the steps: mean over seeds, band of one standard deviation. The paper: feedback "
+        f"can lead to smaller variance and faster convergence. Here {held} of {len(claims)} such statements hold."
+    )
+    table = pd.DataFrame([_row(each, name) for each in examples for name in (each.grid.base, each.grid.ours)])
+    notes = [
+        how_run(context, digits_task(context), len(seeds)) + " The runs are those of fig-grid.",
+        "The paper does not say which settings it shows: these are the second learning rate of each grid, with the eps "
+        "that is best there in the paper's table.",
+    ]
+    return Result(
+        claims,
+        [Table("dynamics", "The runs of the figure at their end.", table)],
+        [Picture("dynamics", caption, _draw(examples), _series(examples))],
+        notes,
+    )
+
+
+def _curves(seeds: SeedRuns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Steps (T,) and losses (seeds, T) of the runs that did not diverge."""
+    whole = [run.curve for run in seeds.runs if not run.diverged]
+    if not whole:
+        return np.array([]), np.empty((0, 0))
+    return np.array(whole[0].steps, dtype=np.float64), np.array([curve.losses for curve in whole])
+
+
+def _claims(each: Example) -> list[Claim]:
+    (_, base), (_, ours) = _curves(each.base), _curves(each.ours)
+    label = each.grid.label
+    if len(base) < 2 or len(ours) < 2:
+        return [Claim(f"{label}: feedback makes training steadier and faster", None, "a picture", "too few runs")]
+    spread = [float(c.std(0, ddof=1).mean()) for c in (base, ours)]
+    mean = [float(c.mean()) for c in (base, ours)]
+    return [
+        Claim(
+            f"{label}: smaller variance over the seeds",
+            spread[1] < spread[0],
+            "a picture",
+            f"standard deviation over the run {spread[1]:.3f}, without feedback {spread[0]:.3f}",
+        ),
+        Claim(
+            f"{label}: faster convergence",
+            mean[1] < mean[0],
+            "a picture",
+            f"mean training loss over the run {mean[1]:.3f}, without feedback {mean[0]:.3f}",
+        ),
+    ]
+
+
+def _row(each: Example, name: str) -> dict[str, str]:
+    ours = name == each.grid.ours
+    seeds = each.ours if ours else each.base
+    return {
+        "method": f"DDPNOpt ({each.grid.label})" if ours else each.grid.label,
+        "learning rate": f"{each.lr:g}",
+        "eps": f"{each.eps:g}" if ours else "",
+        "training loss": seeds.loss.text(4),
+        "accuracy (%)": seeds.accuracy.text(2),
+        "diverged": str(seeds.diverged),
+    }
+
+
+def _draw(examples: Sequence[Example]) -> Figure:
+    with style.style():
+        made, axes = style.figure(len(examples), width=4.2, height=3.1)
+        for panel, each in zip(axes, examples, strict=True):
+            for seeds, name, label in (
+                (each.base, each.grid.base, each.grid.label),
+                (each.ours, each.grid.ours, f"DDPNOpt, eps {each.eps:g}"),
+            ):
+                steps, losses = _curves(seeds)
+                if not len(losses):
+                    continue
+                mean = losses.mean(0)
+                std = losses.std(0, ddof=1) if len(losses) > 1 else np.zeros_like(mean)
+                colour = style.colour(name)
+                panel.fill_between(steps, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+                panel.plot(steps, mean, color=colour, label=label)
+            panel.set(xlabel=f"step (batch size {BATCH_SIZE})", title=f"{each.grid.label}, learning rate {each.lr:g}")
+            panel.set_ylim(bottom=0)
+            panel.legend()
+        axes[0].set_ylabel("training loss")
+        return made
+
+
+def _series(examples: Sequence[Example]) -> list[dict[str, object]]:
+    made = []
+    for each in examples:
+        for seeds, label in ((each.base, each.grid.label), (each.ours, f"DDPNOpt, eps {each.eps:g}")):
+            steps, losses = _curves(seeds)
+            if len(losses):
+                made.append(
+                    {
+                        "panel": f"{each.grid.label}, learning rate {each.lr:g}",
+                        "label": label,
+                        "x": steps.tolist(),
+                        "y": losses.mean(0).tolist(),
+                        "spread": losses.std(0).tolist(),
+                    }
+                )
+    return made
+
+
+ITEM = Item("fig-dynamics", "Training with and without feedback", "Fig. 4b", run, stored=True)

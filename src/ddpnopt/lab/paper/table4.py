@@ -1,0 +1,260 @@
+"""`table4`: how time and memory of a step grow with batch, width and depth, compared with the analytic growth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from ddpnopt.lab import style
+from ddpnopt.lab.methods.method import UNIT, Method
+from ddpnopt.lab.methods.registry import METHODS
+from ddpnopt.lab.paper.captions import caption, finish
+from ddpnopt.lab.paper.item import Claim, Context, Item, Picture, Result, Table
+from ddpnopt.lab.timing.growth import exponent as fitted_exponent
+from ddpnopt.lab.timing.networks import scaled
+from ddpnopt.lab.timing.speed import Cost, measure
+
+WHAT = ("batch", "width", "depth")
+COLOURS = {
+    "Adam": style.COLOURS["adam"],
+    "DDPNOpt": style.COLOURS["ddpnopt"],
+    "DDPNOpt(model)": style.COLOURS["ddpnopt-kfac"],
+    "DDPNOpt, value='full'": style.COLOURS["ddpnopt-adam"],
+    "vanilla DDP": style.COLOURS["sgd-m"],
+}
+TOLERANCE = 0.35
+"""On an exponent: fixed costs bend the lines, and so does the cache."""
+
+
+@dataclass(frozen=True)
+class ComplexityRow:
+    """A method of the table with its analytic exponents in B, X and L."""
+
+    method: Method
+    label: str
+    time: tuple[float, float, float]
+    memory: tuple[float, float, float]
+    formulas: tuple[str, str]
+    in_paper: bool = True
+
+
+ADAM = ComplexityRow(METHODS["adam"], "Adam", (1, 2, 1), (0, 2, 1), ("B X^2 L", "X^2 L"))
+DDPNOPT = ComplexityRow(METHODS["outer"], "DDPNOpt", (1, 2, 1), (1, 2, 1), ("B X^2 L", "X^2 L + B X"))
+DDP = ComplexityRow(METHODS["vanilla-ddp"], "vanilla DDP", (3, 3, 1), (1, 3, 1), ("B^3 X^3 L", "B X^3 L"))
+BATCH = ComplexityRow(
+    METHODS["ddpnopt"],
+    "DDPNOpt(model)",
+    (2, 2, 1),
+    (2, 2, 1),
+    ("(B X^2 + B^2 X) L + B^3", "X^2 L + B X L + B^2"),
+    False,
+)
+WHOLE = ComplexityRow(METHODS["full"], "DDPNOpt, value='full'", (1, 3, 1), (1, 2, 1), ("B X^3 L", "B X^2 L"), False)
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Methods that can be measured at the same sizes: one thing grows, the others stay."""
+
+    name: str
+    rows: tuple[ComplexityRow, ...]
+    sizes: Mapping[str, tuple[int, ...]]
+    fixed: Mapping[str, int]
+
+    def cases(self, what: str) -> list[dict[str, int]]:
+        return [{**self.fixed, what: size} for size in self.sizes[what]]
+
+
+LARGE = Ladder(
+    "large networks",
+    (ADAM, DDPNOPT, BATCH),
+    {"batch": (16, 32, 64, 128, 256, 512), "width": (64, 128, 256, 512, 1024), "depth": (2, 4, 8, 16, 32)},
+    {"batch": 64, "width": 256, "depth": 4},
+)
+# Where vanilla DDP is still possible: its matrices have the size of the batch times the width and of all the weights.
+SMALL = Ladder(
+    "small networks",
+    (DDPNOPT, WHOLE, DDP),
+    {"batch": (4, 8, 16, 32), "width": (4, 8, 16, 24), "depth": (2, 4, 8, 16)},
+    {"batch": 8, "width": 8, "depth": 3},
+)
+QUICK_SIZES = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """A method on a ladder: sizes and costs of everything that grew."""
+
+    ladder: Ladder
+    row: ComplexityRow
+    costs: dict[str, list[Cost]]
+
+    def sizes(self, what: str) -> tuple[int, ...]:
+        return self.ladder.sizes[what][: len(self.costs[what])]
+
+    def values(self, what: str, memory: bool) -> list[float]:
+        return [cost.bytes / 1e6 if memory else cost.milliseconds for cost in self.costs[what]]
+
+    def exponent(self, what: str, memory: bool) -> float:
+        """Over the upper half of the sizes."""
+        return fitted_exponent(self.sizes(what), self.values(what, memory))
+
+
+def run(context: Context) -> Result:
+    repeats = 1 if context.quick else 7
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = [each for ladder in (LARGE, SMALL) for each in climb(ladder, repeats, context)]
+    finally:
+        torch.set_num_threads(before)
+    claims = judge(found)
+    if context.quick:  # small sizes, one round: nothing but Python's overhead can be seen
+        claims = [Claim(c.text, None, c.paper, c.ours) for c in claims]
+    pictures = []
+    for ladder in (LARGE, SMALL):
+        mine = [each for each in found if each.ladder is ladder]
+        name = f"complexity-{ladder.name.split()[0]}"
+        words = caption(f"Cost of a step, {ladder.name}; in brackets the measured exponents.", claims)
+        pictures.append(Picture(name, words, draw(mine, words), _series(mine)))
+    return Result(
+        claims,
+        [Table("table4", "Exponents of time and memory of a whole step, measured / analytic.", table(found))],
+        pictures,
+        _notes(repeats, context.quick),
+    )
+
+
+def climb(ladder: Ladder, repeats: int, context: Context) -> list[Measured]:
+    """Every method of a ladder at every size."""
+    methods = [METHODS[UNIT], *(row.method for row in ladder.rows)]
+    costs: dict[str, dict[str, list[Cost]]] = {row.method.name: {what: [] for what in WHAT} for row in ladder.rows}
+    for number, what in enumerate(WHAT):
+        for case in ladder.cases(what)[: QUICK_SIZES if context.quick else None]:
+            context.on_progress(f"{ladder.name}, {what} {case[what]}", number, len(WHAT))
+            for cost in measure(scaled(case["width"], case["depth"]), case["batch"], methods, repeats):
+                if cost.method.name in costs and cost.applies:
+                    costs[cost.method.name][what].append(cost)
+    return [Measured(ladder, row, costs[row.method.name]) for row in ladder.rows]
+
+
+def judge(found: Sequence[Measured]) -> list[Claim]:
+    by = {(each.ladder.name, each.row.label): each for each in found}
+    adam, ours, slow = by[LARGE.name, "Adam"], by[LARGE.name, "DDPNOpt"], by[SMALL.name, "vanilla DDP"]
+    small = by[SMALL.name, "DDPNOpt"]
+    within = {memory: all(_within(ours, what, memory) for what in WHAT) for memory in (False, True)}
+    like = all(ours.exponent(what, False) <= adam.exponent(what, False) + TOLERANCE for what in WHAT)
+    top = [each.values("batch", False)[-1] for each in (slow, small)]
+    ahead = all(slow.exponent(what, False) > small.exponent(what, False) + TOLERANCE for what in ("batch", "width"))
+    return [
+        Claim("The time of DDPNOpt grows as B X^2 L.", within[False], "B 1, X 2, L 1", _exponents(ours, False)),
+        Claim("Its memory grows as X^2 L + B X.", within[True], "B up to 1, X 2, L 1", _exponents(ours, True)),
+        Claim(
+            "The time of DDPNOpt grows as that of Adam does.",
+            like,
+            "the same",
+            f"Adam's exponents: {_exponents(adam, False)}",
+        ),
+        Claim(
+            "Vanilla DDP grows much faster, with the cube of B X; DDPNOpt takes orders of magnitude less.",
+            ahead and top[0] > 10 * top[1],
+            "B 3, X 3",
+            f"{_exponents(slow, False)}; {top[0] / top[1]:.0f} times DDPNOpt's time at batch "
+            f"{slow.sizes('batch')[-1]} and width {SMALL.fixed['width']}",
+        ),
+    ]
+
+
+def _within(each: Measured, what: str, memory: bool) -> bool:
+    analytic = (each.row.memory if memory else each.row.time)[WHAT.index(what)]
+    return each.exponent(what, memory) <= analytic + TOLERANCE
+
+
+def _exponents(each: Measured, memory: bool) -> str:
+    return ", ".join(f"{letter} {each.exponent(what, memory):.2f}" for letter, what in zip("BXL", WHAT, strict=True))
+
+
+def table(found: Sequence[Measured]) -> pd.DataFrame:
+    rows = []
+    for each in found:
+        row: dict[str, Any] = {
+            "method": each.row.label,
+            "measured on": each.ladder.name,
+            "analytic time": each.row.formulas[0],
+            "analytic memory": each.row.formulas[1],
+            "from": "paper" if each.row.in_paper else "ours",
+        }
+        for memory, title in ((False, "time"), (True, "memory")):
+            analytic = each.row.memory if memory else each.row.time
+            for letter, what, known in zip("BXL", WHAT, analytic, strict=True):
+                row[f"{title}, {letter}"] = f"{each.exponent(what, memory):.2f} / {known:g}"
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def draw(found: Sequence[Measured], words: str) -> Figure:
+    """Time above, memory below; batch, width and depth from left to right."""
+    with style.style():
+        made, axes = style.figure(len(WHAT), 2, width=4.2, height=3.1)
+        for number, where in enumerate(axes):
+            _panel(where, WHAT[number % len(WHAT)], number >= len(WHAT), found)
+        return finish(made, f"Growth of a step's cost: {found[0].ladder.name}", words)
+
+
+def _panel(axes: Axes, what: str, memory: bool, found: Sequence[Measured]) -> None:
+    for each in found:
+        colour = COLOURS[each.row.label]
+        label = f"{each.row.label} ({each.exponent(what, memory):.1f})"
+        axes.plot(each.sizes(what), each.values(what, memory), color=colour, marker="o", markersize=3.5, label=label)
+    sizes = max((each.sizes(what) for each in found), key=len)
+    axes.set(xscale="log", yscale="log", xlabel=what, title="Peak memory (MB)" if memory else "Milliseconds per step")
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0), numticks=8))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** 0.45)  # room for the legend above the lines
+    axes.legend(loc="upper left", fontsize=7.5, handlelength=1.2)
+
+
+def _series(found: Sequence[Measured]) -> list[dict[str, Any]]:
+    return [
+        {
+            "panel": f"{'Peak memory (MB)' if memory else 'Milliseconds per step'}, {what}",
+            "label": each.row.label,
+            "x": list(each.sizes(what)),
+            "y": [float(f"{value:.4g}") for value in each.values(what, memory)],
+        }
+        for memory in (False, True)
+        for what in WHAT
+        for each in found
+    ]
+
+
+def _notes(repeats: int, quick: bool) -> list[str]:
+    large, small = LARGE.fixed, SMALL.fixed
+    notes = [
+        "The paper's table is analytic and about the backward pass; here a whole step is measured, on one thread: the "
+        "forward passes are in it, and the activations, B X L, are part of everybody's memory. An exponent is fitted "
+        "over the upper half of the sizes, where fixed costs matter least.",
+        f"Large networks: what does not grow is batch {large['batch']}, width {large['width']}, depth "
+        f"{large['depth']}. "
+        f"Small ones: batch {small['batch']}, width {small['width']}, depth {small['depth']}; there Python's overhead "
+        "flattens the lines of the fast methods.",
+        "DDPNOpt is the paper's factored form with M = I; vanilla DDP's Q_uu has X^2 rows, so that its own share grows "
+        f"with X^6. Median of {repeats} round(s).",
+    ]
+    if quick:
+        notes.append(f"Quick: the {QUICK_SIZES} smallest sizes of each, one round; not enough to decide a claim.")
+    return notes
+
+
+ITEM = Item("table4", "Growth of time and memory", "Table 4, section 5.1", run)
