@@ -2,7 +2,7 @@
 
     python examples/control/batch_speed.py
 
-It first runs a fixed number of iterations for every problem (zero tolerances, so that none stops early), then runs until
+It first runs a fixed number of iterations per problem (zero tolerances, so that none stops early), then runs until
 convergence, where the batch takes as long as its slowest member.
 """
 

@@ -1,6 +1,6 @@
 """DDPNOpt in Lightning.
 
-Create DDPNOpt from the network that `training_step` calls, not from the LightningModule: its hooks see `self.network(x)`.
+Create DDPNOpt from the network that `training_step` calls, not the LightningModule: its hooks see `self.network(x)`.
 Lightning passes a closure to `step`; it is called once. Do not set `gradient_clip_val`: clipping acts on `.grad`, which
 layers with feedback do not use (and value="batch" never lets the loss of the batch rise).
 """
