@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 2 examples/distributed.py
     torchrun --nproc-per-node 2 examples/distributed.py --ddp --checkpoint run.pt
 
-Each process reads its own share of every batch. The optimizer does the communication, so that all have the weights that
-one process with the whole batch would have; `--ddp` wraps the model in `DistributedDataParallel` as other loops do.
-A run that was killed goes on from its checkpoint.
+Each process reads its own part of every batch. The optimizer does the communication, and all processes get the weights
+that one process with the whole batch would have. `--ddp` wraps the model in `DistributedDataParallel`. A run that was
+killed resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ddpnopt.checkpoint import save
 
 
 def batch(step: int, size: int) -> tuple[Tensor, Tensor]:
-    """Points in the plane, labelled by the ring that they lie in; the same for all processes."""
+    """Points in the plane, labelled by the ring they lie in; identical in all processes."""
     g = torch.Generator().manual_seed(step)
     x = torch.randn(size, 2, generator=g)
     return x, x.norm(dim=1).mul(2).long().clamp_max(3)
@@ -34,9 +34,9 @@ def batch(step: int, size: int) -> tuple[Tensor, Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--batch", type=int, default=126, help="samples of all processes together")
+    parser.add_argument("--batch", type=int, default=126, help="number of samples over all processes")
     parser.add_argument("--ddp", action="store_true", help="wrap the model in DistributedDataParallel")
-    parser.add_argument("--checkpoint", type=Path, help="saved to every ten steps, and resumed from")
+    parser.add_argument("--checkpoint", type=Path, help="file to save every ten steps and to resume from")
     options = parser.parse_args()
 
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -65,7 +65,7 @@ def main() -> None:
         loss.backward()
         opt.step()
         if (step + 1) % 10 == 0 and rank == 0:
-            print(f"step {step + 1:4d}   loss of this process's share {loss.item():.4f}", flush=True)
+            print(f"step {step + 1:4d}   loss on this process's samples {loss.item():.4f}", flush=True)
             if options.checkpoint is not None:
                 save(options.checkpoint, {"model": net.state_dict(), "opt": opt.state_dict(), "step": step + 1})
     dist.destroy_process_group()

@@ -2,8 +2,8 @@
 
     python examples/control/batch_speed.py
 
-First with the same fixed number of iterations for everybody (tolerances zero, so that nobody ends early),
-then until convergence, where the batch takes as long as its slowest member.
+It first runs a fixed number of iterations per problem (zero tolerances, so that none stops early), then runs until
+convergence, where the batch takes as long as its slowest member.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--limit", type=float, default=None, help="torque limit: box-DDP")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # small tensors: threads only get in each other's way
+    torch.set_num_threads(1)  # small tensors: more threads are slower
 
     task = pendulum(limit=arguments.limit)
     x0 = hanging_starts(arguments.batch)

@@ -1,4 +1,4 @@
-"""Swinging up the pole on a cart with a limited force, and balancing against pushes.
+"""Cart-pole swing-up with limited force, and feedback under disturbances.
 
 python examples/control/cartpole.py [--out docs/img]
 """
@@ -21,7 +21,7 @@ LIMIT, LENGTH = 10.0, 0.5
 
 
 def stroboscope(ax: Axes, states: np.ndarray, every: int) -> None:
-    """Cart and pole at every few steps, later ones darker."""
+    """Cart and pole every few steps; later ones are darker."""
     for t in range(0, len(states), every):
         x, angle = states[t, :2]
         tip = x + LENGTH * np.sin(angle), -LENGTH * np.cos(angle)

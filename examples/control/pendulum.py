@@ -1,4 +1,4 @@
-"""Swinging up a pendulum whose motor is too weak to lift it: box-DDP and the controller under disturbance.
+"""Pendulum swing-up with a motor too weak to lift it: box-DDP, and the controller under disturbance.
 
 python examples/control/pendulum.py [--out docs/img]
 """
@@ -42,7 +42,7 @@ def main(out: Path) -> None:
 
     figure, axes = plt.subplots(2, 3, figsize=(12, 6.5))
     states, ax = ddp.states.numpy(), axes[0, 0]
-    # a free pendulum follows the lines of constant energy; the torque takes it across them
+    # a free pendulum follows lines of constant energy; the torque moves it across them
     angle, rate = np.meshgrid(np.linspace(-5, 5, 200), np.linspace(-8, 8, 200))
     ax.contour(angle, rate, 0.5 * rate**2 - 9.81 * np.cos(angle), 12, colors=plotting.GREY, linewidths=0.5, alpha=0.6)
     ax.plot(states[:, 0], states[:, 1], "-", color=plotting.BLUE)

@@ -1,4 +1,4 @@
-"""What the pictures of all examples share."""
+"""Plotting functions shared by the control examples."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def convergence(ax: Axes, runs: dict[str, Solution]) -> None:
 
 
 def controls(ax: Axes, task: ControlTask, solution: Solution, limit: float | None = None) -> None:
-    """Controls over time as the steps they are."""
+    """Piecewise constant controls over time."""
     u = solution.controls.numpy()
     time = task.dt * np.arange(len(u) + 1)
     for i, (name, colour) in enumerate(zip(task.controls, (BLUE, ORANGE), strict=False)):

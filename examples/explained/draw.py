@@ -1,4 +1,4 @@
-"""The pictures of docs/explained.md: `python examples/explained/draw.py --out docs/img`. Every curve is computed."""
+"""Draws the figures of docs/explained.md from real runs: `python examples/explained/draw.py --out docs/img`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OURS, PLAIN, QUIET = colour("ddpnopt"), colour("adam"), colour("sgd")
 
 
 def three_passes() -> Figure:
-    """A step, drawn: forward, backward, and forward again with every layer reacting."""
+    """Diagram of a step: forward, backward, and forward again with every layer reacting."""
     made = Figure(figsize=(8.6, 3.7), layout="none")
     axes = made.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, 10), ylim=(0, 4.2))
@@ -124,7 +124,7 @@ def draw_walk(place: Axes, path: list[tuple[float, float]], shade: str) -> None:
 
 
 def one_step() -> Figure:
-    """Loss of the same batch after one step, over learning rates, on DIGITS."""
+    """Loss of the same batch after one step on DIGITS, over learning rates."""
     data = load("digits")
     x, y = data.x_train[:64], data.y_train[:64]
     rates = torch.logspace(-2, 2, 41).tolist()
@@ -155,7 +155,7 @@ def one_step() -> Figure:
 
 
 def half_trained(x: Tensor, y: Tensor) -> tuple[nn.Module, float]:
-    """A network on its way, where the layers already depend on each other; and its loss."""
+    """A partly trained network, whose layers already depend on each other, and its loss."""
     torch.manual_seed(0)
     sizes = [64, 32, 32, 32]
     hidden = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.Tanh())]

@@ -1,7 +1,7 @@
 """DDPNOpt in Hugging Face Accelerate, in full precision or bfloat16.
 
 `accelerator.backward(loss)` divides the loss by the number of accumulated batches, which is 1 here, and `prepare` may
-wrap the model's forward pass in autocast: the second forward pass goes the same way.
+wrap the model's forward pass in autocast, which also applies to the second forward pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main(epochs: int = 5, mixed_precision: str = "no") -> float:
     train, test = data()
     accelerator = Accelerator(cpu=True, mixed_precision=mixed_precision)
     model = network()
-    opt = DDPNOpt(model)  # the plain model: hooks stay where they are when it is wrapped
+    opt = DDPNOpt(model)  # the unwrapped model: its hooks remain active after wrapping
     model, opt, loader = accelerator.prepare(model, opt, DataLoader(train, 64, shuffle=True))
     for _ in range(epochs):
         for x, y in loader:

@@ -1,4 +1,4 @@
-"""What the examples share: the handwritten digits that come with scikit-learn, and a small network."""
+"""Shared by the examples: the handwritten digits of scikit-learn and a small network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 
 def data() -> tuple[TensorDataset, TensorDataset]:
-    """1,437 images to train with and 360 to test with, 64 numbers each."""
+    """1,437 training and 360 test images of 64 pixels."""
     digits = load_digits()
     x, y = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))

@@ -1,8 +1,8 @@
 """DDPNOpt in Lightning.
 
-Hand DDPNOpt the network that `training_step` calls, not the LightningModule: its hooks see `self.network(x)`. Lightning
-passes a closure to `step`; it is called once. Leave `gradient_clip_val` alone: clipping acts on `.grad`, which layers
-with feedback do not use (value="batch" never lets the loss of the batch rise).
+Create DDPNOpt from the network that `training_step` calls, not the LightningModule: its hooks see `self.network(x)`.
+Lightning passes a closure to `step`; it is called once. Do not set `gradient_clip_val`: clipping acts on `.grad`, which
+layers with feedback do not use (and value="batch" never lets the loss of the batch rise).
 """
 
 from __future__ import annotations

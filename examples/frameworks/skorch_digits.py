@@ -1,9 +1,9 @@
-"""DDPNOpt in skorch: a classifier with the interface of scikit-learn.
+"""DDPNOpt in skorch: a classifier with the scikit-learn interface.
 
-skorch builds an optimizer from parameters; DDPNOpt wants the model, so `initialize_optimizer` says how. Options go in
-as for any other optimizer: `Classifier(network, optimizer__value="outer", optimizer__lr=0.1)`. skorch passes a closure
-to `step`; it is called once. Leave its `GradientNormClipping` out: it acts on `.grad`, which layers with feedback do
-not use.
+skorch builds optimizers from parameters; DDPNOpt needs the model, so the class overrides `initialize_optimizer`. Pass
+options as for any other optimizer: `Classifier(network, optimizer__value="outer", optimizer__lr=0.1)`. skorch passes a
+closure to `step`; it is called once. Do not use `GradientNormClipping`: it acts on `.grad`, which layers with feedback
+do not use.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """DDPNOpt in the Trainer of Hugging Face transformers, on a small BERT with random weights.
 
-The task: does a sequence of words hold the word 7? Three things to know:
+The task is to detect whether a sequence contains the word 7. Three settings matter:
 
-- give the optimizer as `optimizers=(DDPNOpt(model), …)` with a scheduler. Without one Trainer decays lr, and
-  lr of value="batch" is the inverse of a damping; the one below keeps it;
-- `compute_loss_func` computes the loss outside the model, so that DDPNOpt sees the logits it comes from and can take
-  back a step that would make the loss rise. With a loss from inside the model it trains as well, unguarded;
+- pass the optimizer as `optimizers=(DDPNOpt(model), …)` together with a scheduler. Otherwise Trainer decays lr, which
+  for value="batch" is the inverse of a damping; the scheduler below keeps it constant;
+- `compute_loss_func` computes the loss outside the model, so that DDPNOpt sees the logits and can undo a step that
+  would increase the loss. A loss computed inside the model also works, without this safeguard;
 - `max_grad_norm=0`: clipping acts on `.grad`, which layers with feedback do not use.
 """
 

@@ -1,7 +1,7 @@
-"""DDPNOpt in the usual training loops, each a function of a few lines on the same small task.
+"""DDPNOpt in common training loops, each a short function on the same small task.
 
 python examples/loops/loops.py              # all of them
-python examples/loops/loops.py swa compile  # some
+python examples/loops/loops.py swa compile  # a selection
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def network() -> nn.Sequential:
 
 
 def plain(batches: int) -> nn.Module:
-    """The loop that everybody writes."""
+    """The standard loop."""
     model = network()
     opt = DDPNOpt(model)
     for x, y in loader(batches):
@@ -52,7 +52,7 @@ def plain(batches: int) -> nn.Module:
 
 
 def closure(batches: int) -> nn.Module:
-    """With a closure, which is called once a step."""
+    """With a closure, which is called once per step."""
     model = network()
     opt = DDPNOpt(model)
     for x, y in loader(batches):
@@ -81,7 +81,7 @@ def autocast(batches: int) -> nn.Module:
 
 
 def scheduler(batches: int) -> nn.Module:
-    """A schedule of the learning rate, here the inverse of a damping."""
+    """A learning rate schedule; the learning rate is the inverse of a damping here."""
     model = network()
     opt = DDPNOpt(model)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, batches)
@@ -94,7 +94,7 @@ def scheduler(batches: int) -> nn.Module:
 
 
 def ema(batches: int) -> nn.Module:
-    """A running average of the weights beside the model."""
+    """An exponential moving average of the weights."""
     model = network()
     opt = DDPNOpt(model)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
@@ -107,7 +107,7 @@ def ema(batches: int) -> nn.Module:
 
 
 def swa(batches: int) -> nn.Module:
-    """Stochastic weight averaging over the second half, at a learning rate of its own."""
+    """Stochastic weight averaging over the second half, with its own learning rate."""
     model = network()
     opt = DDPNOpt(model)
     average = AveragedModel(model)
@@ -123,10 +123,10 @@ def swa(batches: int) -> nn.Module:
 
 
 def compile(batches: int) -> nn.Module:
-    """`torch.compile` of the blocks between the layers' hooks; hand DDPNOpt the model that you call."""
+    """`torch.compile` compiles the code between hooked layers; create DDPNOpt from the original model."""
     model = network()
     opt = DDPNOpt(model)
-    fast = torch.compile(model, backend="eager")  # "inductor" where there is a C++ compiler
+    fast = torch.compile(model, backend="eager")  # "inductor" requires a C++ compiler
     for x, y in loader(batches):
         opt.zero_grad()
         F.cross_entropy(fast(x), y).backward()
@@ -135,7 +135,7 @@ def compile(batches: int) -> nn.Module:
 
 
 class Recomputed(nn.Module):
-    """The inner layers are run again in the backward pass in place of keeping their activations."""
+    """Recomputes the inner layers in the backward pass instead of storing their activations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def activation_checkpointing(batches: int) -> nn.Module:
 
 
 def resume(batches: int) -> nn.Module:
-    """Killed in the middle and started again: the same weights, bit for bit."""
+    """Interrupted and resumed: the same weights, bit for bit."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.pt"
 
@@ -185,15 +185,15 @@ def resume(batches: int) -> nn.Module:
 
 
 def diagnostics(batches: int) -> nn.Module:
-    """What each layer does, printed now and then."""
+    """Prints the statistics of each layer at intervals."""
     model = network()
     opt = DDPNOpt(model, diagnostics=True)
-    tell = Printer(opt, every=max(1, batches // 3))
+    show = Printer(opt, every=max(1, batches // 3))
     for x, y in loader(batches):
         opt.zero_grad()
         F.cross_entropy(model(x), y).backward()
         opt.step()
-        tell()
+        show()
     return model
 
 
