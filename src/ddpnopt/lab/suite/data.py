@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from ddpnopt.lab.suite.task import Batch, Splits
+from ddpnopt.lab.suite.task import Augment, Batch, Splits
 
 
 def generator(seed: int) -> torch.Generator:
@@ -56,7 +56,7 @@ def flat_digits(noise: float = 0.0) -> Splits:
 
 
 @lru_cache
-def scattered_digits(canvas: int = 14, noise: float = 0.25, copies: int = 2) -> Splits:
+def scattered_digits(canvas: int = 14, noise: float = 0.15, copies: int = 4) -> Splits:
     """Digits somewhere on a larger, noisy canvas; held-out pictures stem from held-out digits."""
     source = generator(2)
 
@@ -69,7 +69,7 @@ def scattered_digits(canvas: int = 14, noise: float = 0.25, copies: int = 2) -> 
         return x, labels
 
     parts = digits()
-    return Splits(scatter(parts.train, copies), scatter(parts.validation, 2), scatter(parts.test, 2))
+    return Splits(scatter(parts.train, copies), scatter(parts.validation, 1), scatter(parts.test, 2))
 
 
 def draw_shape(kind: Tensor, size: int, source: torch.Generator) -> Tensor:
@@ -98,7 +98,7 @@ def stripes(direction: Tensor, size: int, source: torch.Generator) -> Tensor:
 
 
 @lru_cache
-def textured_shapes(size: int = 16, noise: float = 0.5, number: int = 2600) -> Splits:
+def textured_shapes(size: int = 16, noise: float = 0.2, number: int = 4100) -> Splits:
     """Colour pictures of a shape filled with stripes: eight classes, four shapes times two directions."""
     source = generator(3)
     label = torch.randint(8, (number,), generator=source)
@@ -122,6 +122,16 @@ def cluttered_masks(size: int = 16, number: int = 900) -> Splits:
     target, clutter = draw_shape(wanted, size, source), draw_shape(other, size, source)
     x = torch.maximum(target, clutter) + 0.4 * torch.randn(number, size, size, generator=source)
     return split((x[:, None], target[:, None]), 150, 250)
+
+
+def add_noise(scale: float) -> Augment:
+    """Noise that differs each time a sample is seen, so that a better fit is a better model."""
+
+    def augment(batch: Batch, source: torch.Generator) -> Batch:
+        x, *rest = batch
+        return x + scale * torch.randn(x.shape, generator=source), *rest
+
+    return augment
 
 
 def jitter_and_flip(batch: Batch, source: torch.Generator) -> Batch:

@@ -11,6 +11,9 @@ from ddpnopt.lab.suite.fully_connected import dense
 from ddpnopt.lab.suite.measures import majority_accuracy
 from ddpnopt.lab.suite.task import Batch, Measure, Setup, Splits, suite_task
 
+# Each picture appears with this many others.
+PARTNERS = 4
+
 
 def nearest_centre(train: Batch) -> Measure:
     """Accuracy of naming the class whose mean embedding of the training data is nearest."""
@@ -34,8 +37,8 @@ def partners(y: Tensor, same: bool, source: torch.Generator) -> Tensor:
 @suite_task("embeddings", "accuracy %", "higher", steps=300, batch_size=32)
 def contrastive_pairs() -> Setup:
     """Pairs of digits to be drawn together or pushed apart; one encoder called twice."""
-    splits = flat_digits(0.4)
-    x, y = splits.train
+    splits = flat_digits(0.2)
+    x, y = (tensor.repeat(PARTNERS, *[1] * (tensor.dim() - 1)) for tensor in splits.train)
     source = generator(60)
     same = torch.rand(len(y), generator=source) < 0.5
     partner = torch.where(same, partners(y, True, source), partners(y, False, source))
@@ -53,8 +56,8 @@ def contrastive_pairs() -> Setup:
 @suite_task("embeddings", "accuracy %", "higher", steps=300, batch_size=32)
 def triplets() -> Setup:
     """An anchor, one of its class and one of another; one encoder called three times."""
-    splits = flat_digits(0.5)
-    x, y = splits.train
+    splits = flat_digits(0.2)
+    x, y = (tensor.repeat(PARTNERS, *[1] * (tensor.dim() - 1)) for tensor in splits.train)
     source = generator(61)
     near, far = x[partners(y, True, source)], x[partners(y, False, source)]
 

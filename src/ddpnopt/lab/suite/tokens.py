@@ -68,7 +68,8 @@ class CharacterGPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, characters, bias=False)
         if tied:
-            nn.init.normal_(self.tokens.weight, std=0.05)
+            nn.init.normal_(self.tokens.weight, std=0.1)
+            nn.init.normal_(self.positions.weight, std=0.1)
             self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -127,10 +128,10 @@ class KeyValueClassifier(nn.Module):
         return self.head(h[:, -1])
 
 
-@suite_task("tokens", "accuracy %", "higher", steps=400, batch_size=32)
+@suite_task("tokens", "accuracy %", "higher", steps=250, batch_size=32)
 def key_value_recall() -> Setup:
-    """Twelve pairs of key and value, then a key: which value? A tenth of the training labels is random."""
-    keys, values, number, length = 16, 6, 4000, 12
+    """Twenty-four pairs of key and value, then a key: which value? A tenth of the training labels is random."""
+    keys, values, number, length = 32, 12, 5000, 24
     source = generator(10)
     key = torch.rand(number, keys, generator=source).argsort(1)[:, :length]
     value = torch.randint(values, (number, length), generator=source)
@@ -158,7 +159,7 @@ class BagOfTokens(nn.Module):
         return self.head(F.relu(self.hidden(self.norm(self.embedding(tokens).mean(1)))))
 
 
-@suite_task("tokens", "accuracy %", "higher", steps=400, batch_size=32)
+@suite_task("tokens", "accuracy %", "higher", steps=400, batch_size=32, sealed=True)
 def bag_of_tokens() -> Setup:
     """Documents of 24 words from class-dependent word frequencies with a long tail of rare words."""
     words, classes, number = 800, 8, 3000

@@ -8,6 +8,7 @@ from sklearn.datasets import load_breast_cancer
 from torch import Tensor, nn
 
 from ddpnopt.lab.suite.data import (
+    add_noise,
     flat_digits,
     generator,
     jitter_and_flip,
@@ -43,9 +44,9 @@ def multi_label() -> Setup:
 def imbalanced() -> Setup:
     """One positive in twenty, weighted by `pos_weight`."""
     source = generator(51)
-    x = torch.randn(4000, 12, generator=source)
-    score = (x[:, 0] * x[:, 1] + x[:, 2] ** 2 + torch.sin(2 * x[:, 3])) + 0.5 * torch.randn(4000, generator=source)
-    splits = split((x, (score > score.quantile(0.95)).float()[:, None]), 800, 1200)
+    x = torch.randn(6000, 12, generator=source)
+    score = (x[:, 0] * x[:, 1] + x[:, 2] ** 2 + torch.sin(2 * x[:, 3])) + 0.5 * torch.randn(6000, generator=source)
+    splits = split((x, (score > score.quantile(0.95)).float()[:, None]), 1500, 1500)
     weight = torch.tensor([5.0])
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -58,7 +59,7 @@ def imbalanced() -> Setup:
 @suite_task("labels", "accuracy %", "higher", steps=400, batch_size=50)
 def label_noise() -> Setup:
     """Digits on a canvas; 30 % of the training labels are drawn at random, those of the other splits are right."""
-    splits = scattered_digits(12, 0.2, 2)
+    splits = scattered_digits(12, 0.15, 3)
     source = generator(52)
     x, y = splits.train
     wrong = torch.rand(len(y), generator=source) < 0.3
@@ -79,16 +80,16 @@ def smoothing_and_augmentation() -> Setup:
     return Setup(model, splits, loss, accuracy, majority_accuracy(splits.test[1]), jitter_and_flip)
 
 
-@suite_task("batch size", "accuracy %", "higher", steps=150, batch_size=1000)
+@suite_task("batch size", "accuracy %", "higher", steps=200, batch_size=1000)
 def whole_set() -> Setup:
     """Noisy digits, each batch the whole training set."""
-    return classifier(dense([64, 64, 64, 10]), flat_digits(0.4))
+    return classifier(dense([64, 64, 64, 10]), flat_digits(0.3))
 
 
 @suite_task("batch size", "accuracy %", "higher", steps=1000, batch_size=4)
 def batch_of_four() -> Setup:
     """Noisy digits, four per batch."""
-    return classifier(dense([64, 64, 64, 10]), flat_digits(0.4))
+    return classifier(dense([64, 64, 64, 10]), flat_digits(0.3))
 
 
 @suite_task("batch size", "nats", "lower", steps=300, batch_size=8, sealed=True)
@@ -98,8 +99,8 @@ def batch_of_eight_dropout() -> Setup:
     parts = split((torch.tensor(bunch.data[:, :10], dtype=torch.float32), torch.tensor(bunch.target)), 150, 200)
     noise = generator(53)
     x = standardised(parts.train[0], parts.validation[0], parts.test[0])
-    x = tuple(z + 0.8 * torch.randn(z.shape, generator=noise) for z in x)
-    splits = Splits((x[0], parts.train[1]), (x[1], parts.validation[1]), (x[2], parts.test[1]))
+    validation, test = (z + 0.8 * torch.randn(z.shape, generator=noise) for z in x[1:])
+    splits = Splits((x[0], parts.train[1]), (validation, parts.validation[1]), (test, parts.test[1]))
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         inputs, labels = batch
@@ -110,7 +111,7 @@ def batch_of_eight_dropout() -> Setup:
     )
     frequencies = splits.train[1].bincount() / len(splits.train[1])
     chance = -frequencies.log()[splits.test[1]].mean().item()
-    return Setup(model, splits, loss, lambda net, data: loss(net, data).item(), chance)
+    return Setup(model, splits, loss, lambda net, data: loss(net, data).item(), chance, add_noise(0.8))
 
 
 TASKS = (

@@ -177,25 +177,25 @@ def cnn_tanh() -> Setup:
     return Setup(model, splits, loss, accuracy, majority_accuracy(splits.test[1]))
 
 
-@suite_task("residual", "accuracy %", "higher", steps=200, batch_size=50)
+@suite_task("residual", "accuracy %", "higher", steps=300, batch_size=50)
 def resnet_batch_norm() -> Setup:
     """Residual blocks with batch norm."""
     return classifier(residual_cnn(3, 8, "batch"), textured_shapes())
 
 
-@suite_task("residual", "accuracy %", "higher", steps=200, batch_size=50, sealed=True)
+@suite_task("residual", "accuracy %", "higher", steps=300, batch_size=50, sealed=True)
 def resnet_group_norm() -> Setup:
     """Residual blocks with group norm."""
     return classifier(residual_cnn(3, 8, "group"), textured_shapes())
 
 
-@suite_task("residual", "accuracy %", "higher", steps=200, batch_size=50)
+@suite_task("residual", "accuracy %", "higher", steps=400, batch_size=50)
 def resnet_no_norm() -> Setup:
     """Residual blocks without normalisation."""
     return classifier(residual_cnn(1, 10, "none"), scattered_digits())
 
 
-@suite_task("residual", "accuracy %", "higher", steps=200, batch_size=50)
+@suite_task("residual", "accuracy %", "higher", steps=300, batch_size=50)
 def mobilenet() -> Setup:
     """Depthwise convolutions with batch norm."""
     model = nn.Sequential(
@@ -213,13 +213,13 @@ def mobilenet() -> Setup:
     return classifier(model, scattered_digits())
 
 
-@suite_task("patches", "accuracy %", "higher", steps=400, batch_size=50)
+@suite_task("patches", "accuracy %", "higher", steps=600, batch_size=50)
 def vit() -> Setup:
     """A small vision transformer."""
-    return classifier(SmallViT(1, 16, 10), scattered_digits(16, 0.15, 3))
+    return classifier(SmallViT(1, 16, 10), scattered_digits(16, 0.1, 4))
 
 
-@suite_task("patches", "accuracy %", "higher", steps=400, batch_size=50)
+@suite_task("patches", "accuracy %", "higher", steps=500, batch_size=50, sealed=True)
 def mixer() -> Setup:
     """An MLP-mixer of two blocks."""
     return classifier(MLPMixer(3, 16, 8), textured_shapes())
