@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ddpnopt.lab.suite.data import digits, generator, split
 from ddpnopt.lab.suite.fully_connected import classifier
 from ddpnopt.lab.suite.measures import error_of_mean, majority_accuracy, squared_error
-from ddpnopt.lab.suite.task import Batch, Setup, suite_task
+from ddpnopt.lab.suite.task import Batch, Setup, Splits, suite_task
 from ddpnopt.lab.suite.tokens import nats, next_token_loss, source_text
 
 
@@ -73,10 +73,14 @@ def gru_cell_adding() -> Setup:
 
 @suite_task("recurrent", "accuracy %", "higher", steps=250, batch_size=50)
 def lstm_modular_sum() -> Setup:
-    """The sum modulo five of the digits so far, at each of twelve places."""
+    """The sum modulo five of the digits so far: twelve places for training, 60 in the held-out sequences."""
     source = generator(21)
-    digit = torch.randint(5, (2500, 12), generator=source)
-    splits = split((F.one_hot(digit, 5).float(), digit.cumsum(1) % 5), 300, 500)
+
+    def sequences(number: int, length: int) -> Batch:
+        digit = torch.randint(5, (number, length), generator=source)
+        return F.one_hot(digit, 5).float(), digit.cumsum(1) % 5
+
+    splits = Splits(sequences(2000, 12), sequences(200, 60), sequences(300, 60))
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         x, y = batch
