@@ -71,7 +71,7 @@ def gru_cell_adding() -> Setup:
     return Setup(CellLoop(2, 24), splits, loss, squared_error, error_of_mean(splits.train[1], splits.test[1]))
 
 
-@suite_task("recurrent", "accuracy %", "higher", steps=250, batch_size=50)
+@suite_task("recurrent", "accuracy %", "higher", steps=150, batch_size=50)
 def lstm_modular_sum() -> Setup:
     """The sum modulo five of the digits so far: twelve places for training, 60 in the held-out sequences."""
     source = generator(21)
