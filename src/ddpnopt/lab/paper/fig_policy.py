@@ -286,4 +286,4 @@ def draw(shown: Sequence[Sequence[Response]], means: Tensor, words: str) -> Figu
         return finish(made, "What the feedback answers to", words)
 
 
-ITEM = Item("fig-policy", "The feedback policies, seen as images", "Figure 4, section 5.2; Algorithm 4", run)
+ITEM = Item("fig-policy", "The feedback policies, seen as images", "Figure 5, section 5.2; Algorithm 4", run)

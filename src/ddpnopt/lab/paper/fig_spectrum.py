@@ -266,4 +266,4 @@ def _notes(effort: SpectrumEffort, seeds: int) -> list[str]:
     ]
 
 
-ITEM = Item("fig-spectrum", "Spectrum of the feedback in the prediction layer", "Figure 9, appendix A.7.2", run)
+ITEM = Item("fig-spectrum", "Spectrum of the feedback in the prediction layer", "Figure 8, appendix A.6.2", run)

@@ -13,7 +13,7 @@ from ddpnopt.lab.paper.fig_vanishing_drawing import Panel, draw, draw_norms, nor
 from ddpnopt.lab.paper.fig_vanishing_runs import OBJECTIVES, VanishingCase, VanishingEffort, VanishingRun, train
 from ddpnopt.lab.paper.item import Claim, Context, Item, Picture, Result, Table
 
-# The learning rates of the paper's Figure 5; its Figure 12 tries others around them.
+# The learning rates of the paper's Figure 6; its Figure 12 tries others around them.
 RATES = {"SGD": 0.1, "SGD-VGR": 0.1, "EKFAC": 0.03, "DDPNOpt": 0.03, "DDPNOpt2nd": 0.03}
 TUNED = ("SGD-VGR", "EKFAC", "DDPNOpt", "DDPNOpt2nd")
 ADAPTIVE = ("Adam", "RMSprop", "DDPNOpt*")
@@ -241,6 +241,6 @@ def _notes(effort: VanishingEffort, seeds: int, quick: bool) -> list[str]:
 ITEM = Item(
     "fig-vanishing",
     "Vanishing gradients: nine sigmoid layers",
-    "Figure 5, section 5.2; Figures 10 to 12, appendix",
+    "Figure 6, section 5.2; Figures 10 to 12, appendix",
     run,
 )
