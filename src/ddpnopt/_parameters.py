@@ -19,6 +19,9 @@ from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord
 
 GroupDict = dict[str, Any]
+DECAY = 0.95  # of the running mean squares of `update_relative`
+QUIET = 1e-3  # floor of their roots, relative to the mean
+LEAST_SIZE = 1e-2  # root mean square of a parameter: one that starts at zero can leave it
 OPEN_LOOP_LR = 1e-3  # of Adam, for parameters without feedback next to value="batch"
 
 
@@ -128,6 +131,33 @@ class Parameters:
             elif adam:
                 lr, momentum = OPEN_LOOP_LR, 0.0
             self._update([p], LayerSettings(lr, momentum, l_u, self.state[p]), curvature, None, {})
+
+    def update_relative(self, parameters: list[nn.Parameter], relative: float) -> float:
+        """Move parameters without a layer by the same share of their size as the layers; the first-order decrease.
+
+        The direction is the gradient over the root of its running mean square, element by element.
+        """
+        decrease = 0.0
+        group_of = {p: group for group in self.groups for p in group["params"]}
+        for p in parameters:
+            state = self.state[p]
+            assert p.grad is not None
+            decay = group_of[p]["weight_decay"]
+            gradient = p.grad + decay * p.detach() if decay else p.grad
+            step = state["step"] = state.get("step", 0) + 1
+            old = state.get("square_avg")
+            new = gradient.square() * (1 - DECAY)
+            state["square_avg"] = new if old is None else old * DECAY + new
+            mean_square = state["square_avg"] / (1 - DECAY**step)
+            floor = QUIET * mean_square.mean().sqrt()
+            direction = gradient / (mean_square.sqrt() + floor).clamp_min(torch.finfo(p.dtype).tiny)
+            size = max(float(p.detach().square().mean().sqrt()), LEAST_SIZE)
+            length = float(direction.square().mean().sqrt())
+            if length > 0:
+                rate = relative * size / length
+                decrease += rate * float((direction * gradient).sum())
+                p.detach().add_(direction, alpha=-rate)
+        return decrease
 
     def update_recorded(self, record: LayerRecord, peers: Peers, mean: bool) -> None:
         """Q_ux = 0 (Proposition 1) for a curvature that uses inputs and output gradients: KFAC or EKFAC on `.grad`."""

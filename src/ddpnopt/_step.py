@@ -14,9 +14,10 @@ from ddpnopt._checks import ADVICE, finite_sum, not_finite
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
 from ddpnopt._value import Losses, Passes, per_sample, recognised_losses
 from ddpnopt.ddp.loss import total_loss
-from ddpnopt.ddp.stage import Displacement, Stage
+from ddpnopt.ddp.stage import Displacement, Stage, per_sample_dot
+from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
-from ddpnopt.ddp.value import ValueFunction
+from ddpnopt.ddp.value import ScaleFree, ValueFunction
 from ddpnopt.errors import StepError
 from ddpnopt.linear.layer import add
 from ddpnopt.trace.micro_batches import MicroBatches, join
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 4  # sweeps with a smaller and smaller fraction before a step is given up
 SHORTER = 0.25  # times the fraction of the sweep before
+TOLERATED = 1.0  # increase of the batch's loss, relative to it, that a step without a learning rate is not undone for
+FELT_EVERY = 4  # steps from one look at the slope after a step to the next, where the loss after it is known
 
 
 class Step:
@@ -50,6 +53,9 @@ class Step:
         self.value: ValueFunction
         self.displacement: Displacement
         self.outputs: list[Tensor] | None = None  # of the network with the new weights
+        self.fraction = 1.0  # of each sample's loss that the sweep asks to remove
+        self.evidence: Evidence | None = None  # of a step without a learning rate
+        self._decrease_of_rest = 0.0
         self._gradient_sum = 0.0
         self._loss_before: float | None = None  # None: nothing to judge the step by
         self._weights: dict[nn.Parameter, Tensor] = {}  # before the step, of parameters updated without feedback
@@ -159,8 +165,8 @@ class Step:
         """The fraction of each sample's loss that a sweep asks to remove, smaller after each attempt that failed."""
         opt, recording = self.opt, self.recording
         assert recording is not None
-        fraction = opt.relax
-        if opt.relax_samples is not None:
+        fraction = 1.0 if opt.form.scale_free else opt.relax
+        if opt.relax_samples is not None and not opt.form.scale_free:
             fraction /= math.sqrt(1 + opt.samples / opt.relax_samples)
         # a model that computes its loss itself has no outputs to judge a step by
         if opt.form.value != "batch" or not opt.closed_loop or not recording.used_outputs:
@@ -199,10 +205,49 @@ class Step:
             )  # fmt: skip
             record.free()
         del p_h, p_x, at_input  # the stages have them, and free them on the way
+        slope = self._slope_of_last_update() if opt.form.scale_free and self.evidence is None else None
         own = recording.batch_size if peers.alone else peers.batch(recording.batch_size)
         self.policies = backward_pass(self.stages, self.value, opt.curvature, float(own) if opt.form.mean else 1.0)
+        if isinstance(self.value, ScaleFree):
+            self._choose_fraction(self.value, fraction, slope)
         if opt.diagnostics:
             opt.report.predicted = predicted_change(self.stages, self.value, self.policies)
+
+    def _choose_fraction(self, value: ScaleFree, shorter: float, slope: float | None) -> None:
+        """Let the model of this batch and the memory of the steps before decide how long the step is."""
+        length = self.opt._length
+        found = value.evidence()
+        if self.evidence is None:  # not in a repetition
+            if slope is not None and found.loss > 0:
+                length.feel(slope / found.loss)
+                if not self._judged:
+                    length.learn_from_slope(found, slope / found.loss)
+            self._chosen = length.choose(found)
+            self.evidence = found
+        # a scheduler may shorten all steps
+        self.fraction = self._chosen * shorter * max(float(g["lr"]) for g in self.opt.param_groups)
+        value.ask(self.fraction)
+
+    @property
+    def _judged(self) -> bool:
+        """Whether the loss after the step will be known."""
+        return self._loss_before is not None and self.losses is not None
+
+    def _slope_of_last_update(self) -> float | None:
+        """The change of this batch's loss, to first order, if the last update were made again."""
+        state, total, found = self.opt.state, 0.0, False
+        for stage, record in zip(self.stages, self.recording.layers if self.recording else (), strict=True):
+            update = state[record.parameters[0]].pop("update", None)
+            if update is not None and len(update) == len(stage.u):
+                total += float(per_sample_dot(stage.p_h[0], stage.layer.apply(stage.x, update)).sum())
+                found = True
+        if not self.peers.alone:
+            total = self.peers.total(total)
+        for p in self.rest:
+            update = state[p].pop("update", None)
+            if update is not None and p.grad is not None:
+                total += float((p.grad * update[0]).sum())
+        return total if found else None
 
     def _is_chain(self, recording: Recording) -> bool:
         """Whether each layer reads only the layer before it; found out once for each sequence of layers."""
@@ -217,7 +262,12 @@ class Step:
         opt, recording = self.opt, self.recording
         assert recording is not None
         if self.rest:
-            opt._parameters.update_open_loop(self.rest)  # not before the backward pass, which uses the old network
+            # not before the backward pass, which uses the old network
+            if self.evidence is not None:
+                size = self.fraction * self.evidence.relative_update
+                self._decrease_of_rest = opt._parameters.update_relative(self.rest, size)
+            else:
+                opt._parameters.update_open_loop(self.rest)
         log: Log | None = {} if opt.diagnostics else None
         replay = partial(self.passes.replay, recording) if opt.closed_loop else None
         self.outputs = forward_pass(self.stages, self.policies, opt.curvature, replay, self.displacement, log)
@@ -235,12 +285,33 @@ class Step:
 
     def accept(self) -> bool:
         """Whether the loss of the same batch has not increased, where that can be judged."""
-        if self._loss_before is None:
-            return True
-        assert self.recording is not None
-        assert self.outputs is not None
-        assert self.losses is not None
-        return self._total(total_loss(self.recording.used(self.outputs), self.losses)) <= self._loss_before
+        after = None
+        if self._loss_before is not None:
+            assert self.recording is not None
+            assert self.outputs is not None
+            assert self.losses is not None
+            after = self._total(total_loss(self.recording.used(self.outputs), self.losses))
+        if self.evidence is not None:
+            return self._accept_length(self.evidence, after)
+        return after is None or self._loss_before is None or after <= self._loss_before
+
+    def _accept_length(self, found: Evidence, after: float | None) -> bool:
+        """Remember how far the model was from the truth; only a step that goes completely wrong is undone."""
+        change = None
+        if after is not None and self._loss_before is not None and found.loss > 0:
+            change = (after - self._loss_before) / found.loss
+            if not change <= TOLERATED:
+                return False
+        if found.loss > 0:
+            decrease = self.fraction * found.own + self._decrease_of_rest / found.loss
+            self.opt._length.learn(found, self.fraction, decrease, change)
+        if not self._judged or self.opt.steps % FELT_EVERY == FELT_EVERY - 1:
+            for stage, record in zip(self.stages, self.recording.layers if self.recording else (), strict=True):
+                update = [w.detach() - old for w, old in zip(stage.weights, stage.u, strict=True)]
+                self.opt.state[record.parameters[0]]["update"] = update
+            for p in self.rest:
+                self.opt.state[p]["update"] = [p.detach() - self._weights[p]]
+        return True
 
     def _total(self, loss: float) -> float:
         """The loss of the whole batch and the weight decay."""

@@ -14,7 +14,7 @@ from ddpnopt.ddp import terminal as terminals
 from ddpnopt.ddp.loss import Loss, recognise, sqrt_curvature
 from ddpnopt.ddp.segment import JointSegment, Pullback, Segment
 from ddpnopt.ddp.stage import Displacement
-from ddpnopt.ddp.value import Batch, Blocks, Factored, Full, Outer, ValueFunction
+from ddpnopt.ddp.value import Batch, Blocks, Factored, Full, Outer, ScaleFree, ValueFunction
 from ddpnopt.ddp.value.blocks import LARGEST
 from ddpnopt.errors import ModelError, OptionError
 from ddpnopt.trace.recording import Recording
@@ -54,6 +54,7 @@ class ValueForm:
     guard: bool = True
     mean: bool = True  # whether the loss is a mean over the batch
     dof: float = 1.0  # of value="batch"
+    scale_free: bool = False  # value="batch" without a learning rate
     along_gradient: bool = field(init=False)  # whether the terminal curvature has rank one, along the gradient
 
     def __post_init__(self) -> None:
@@ -97,6 +98,10 @@ class ValueForm:
         if self.value == "full":
             return (p_h, p_x), self._full(passes, recording, displacement.chain, losses, peers)
         if self.along_gradient:
+            if self.scale_free:
+                if losses is None:
+                    losses = per_sample(recognised_losses(recording, self.mean))
+                return (p_h, p_x), ScaleFree(losses, displacement, peers)
             L = self._curvature(recording, p_h[0][-1], losses, peers)
             if self.value == "outer":
                 return (p_h, p_x), Outer(L, along_gradient=True, guard=self.guard, displacement=displacement)

@@ -20,6 +20,7 @@ from ddpnopt._value import ValueForm
 from ddpnopt.checkpoint import STATE_KEY, check_state, state_header
 from ddpnopt.curvature.base import Curvature
 from ddpnopt.curvature.names import curvature_of
+from ddpnopt.ddp.step_length import StepLength
 from ddpnopt.ddp.terminal import TerminalOption
 from ddpnopt.errors import ModelError, NonFiniteError, OptionError, StepError
 from ddpnopt.report import Report
@@ -169,11 +170,15 @@ class DDPNOpt(HookedOptimizer):
         settings: dict[str, Any] = {
             name: DEFAULTS[name] if chosen is None else chosen for name, chosen in given.items()
         }
-        self.form = ValueForm(value, terminal, mean=reduction == "mean", **settings)
+        if lr is None and (value != "batch" or not feedback):
+            raise OptionError("lr: only value='batch' with feedback needs no learning rate; give one.")
+        scale_free = lr is None and terminal == "sqrt" and curvature == "identity"
+        if scale_free:
+            given = {**coupled, "momentum": momentum or None, "open_loop_lr": open_loop_lr}
+            _refuse(given, "steps that need no learning rate: it needs lr, for example lr=3")
+        self.form = ValueForm(value, terminal, mean=reduction == "mean", scale_free=scale_free, **settings)
         if lr is None:
-            if value != "batch" or not feedback:
-                raise OptionError("lr: only value='batch' with feedback has a default learning rate; give one.")
-            lr = DEFAULT_LR
+            lr = 1.0 if scale_free else DEFAULT_LR
         chosen = [p for p in model.parameters() if p.requires_grad] if params is None else list(params)
         if not chosen:
             raise ModelError("The model has no trainable parameters.")
@@ -187,6 +192,7 @@ class DDPNOpt(HookedOptimizer):
         self.data_parallel = data_parallel
         self.report = Report()
         self.steps, self.samples = 0, 0  # taken and seen so far
+        self._length = StepLength()  # of steps without a learning rate
         self._uses_losses = diagnostics or self.form.uses_losses
         self._chains: dict[tuple[Any, ...], bool] = {}  # whether a sequence of layers is a chain, by signature
         self._averaging = Averaging() if (value == "batch" and feedback if average is None else average) else None
@@ -301,7 +307,9 @@ class DDPNOpt(HookedOptimizer):
 
     def state_dict(self) -> dict[str, Any]:
         in_use = self._averaging is not None and self._averaging.in_use
-        counts = {"steps": self.steps, "samples": self.samples, "averages_in_use": in_use}
+        counts: dict[str, Any] = {"steps": self.steps, "samples": self.samples, "averages_in_use": in_use}
+        if self.form.scale_free:
+            counts["step_length"] = self._length.state()
         return {**super().state_dict(), STATE_KEY: {**state_header(type(self.curvature).__name__), **counts}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -309,6 +317,7 @@ class DDPNOpt(HookedOptimizer):
         super().load_state_dict({key: value for key, value in state_dict.items() if key != STATE_KEY})
         found = state_dict.get(STATE_KEY, {})
         self.steps, self.samples = found.get("steps", 0), found.get("samples", 0)
+        self._length = StepLength(**found.get("step_length", {}))
         if self._averaging is not None:
             self._averaging.in_use = found.get("averages_in_use", False)
         self._watch()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt._distributed import ALONE, Peers
+from ddpnopt.ddp.balance import Balance
 from ddpnopt.linear.layer import Layer, Parts, add
 from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import Explicit, SampleGradients, Sums
@@ -37,6 +38,7 @@ class Stage:
     state: dict[str, Any] = field(default_factory=dict)  # of curvature, momentum and damping, from step to step
     weights: list[Tensor] = field(default_factory=list)  # the model's own, which the forward sweep changes
     momentum: float = 0.0
+    balance: Balance | None = None  # the variables that the per-sample gradients and d are in, if not u itself
     changed: bool = field(default=False, init=False)  # whether `weights` differ from u
     _gradients: SampleGradients | None = field(default=None, init=False)
 
@@ -64,6 +66,8 @@ class Stage:
         if self._gradients is None:
             R = len(self.p_h)
             x, p = (self.x, self.p_h[0]) if R == 1 else (torch.cat([self.x] * R), torch.cat(self.p_h))
+            if self.balance is not None:
+                x, p = self.balance.inputs(self.layer, x), self.balance.outputs(self.layer, p)
             others = R * self.batch if coupled else 1
             self._gradients = self.layer.sample_gradients(x, p, others=others, recompute=self.recompute)
         return self._gradients

@@ -66,7 +66,9 @@ def forward_pass(
         stage, (policy, metric) = stages[t], policies[t]
         d = policy(x_hat)
         stage.u, stage.changed = [w.clone() for w in stage.weights], True
-        if plain and not stage.momentum:
+        if stage.balance is not None:
+            _update_balanced(stage, d, policy, log)
+        elif plain and not stage.momentum:
             d.add_to(stage.weights, -stage.eta)
         else:
             _update(stage, d, policy, metric, curvature, log)
@@ -107,6 +109,19 @@ def _update(stage: Stage, d: Direction, policy: Policy, metric: Metric, curvatur
             stage.eta * norm(metric.solve(stage.layer, feedback)),
             stage.eta * norm(step),
         )
+
+
+def _update_balanced(stage: Stage, d: Direction, policy: Policy, log: Log | None) -> None:
+    """u <- u - eta d in balanced variables."""
+    assert stage.balance is not None
+    parts = d.parts()
+    for weight, part, factor in zip(stage.weights, parts, stage.balance.factors, strict=True):
+        weight.addcmul_(part, factor, value=-stage.eta)
+    if log is not None:
+        open_loop = policy(None).parts()
+        feedback = [a - b for a, b in zip(parts, open_loop, strict=True)]
+        sizes = [stage.eta * norm(stage.balance.scale(part)) for part in (open_loop, feedback, parts)]
+        log[stage.name] = LayerReport(*sizes)
 
 
 def descend(

@@ -56,6 +56,7 @@ class Layer(ABC):
     groups: int
     weight_shape: tuple[int, ...]
     output_dim: ClassVar[int] = 1  # of h
+    input_dim: ClassVar[int] = 1  # of the features of x
 
     @abstractmethod
     def apply(self, x: Tensor, u: Parts) -> Tensor:
@@ -92,6 +93,14 @@ class Layer(ABC):
         from ddpnopt.linear.sample_gradients import over_places  # which needs this class
 
         return over_places(self, x, p, others, recompute)
+
+    def outer_factors(self, xi: Tensor | None, psi: Tensor) -> Parts:
+        """psi (x) xi for [W] or [W, b], broadcast: factors of the input features and of the outputs."""
+        assert xi is not None
+        trailing = [1] * (len(self.weight_shape) - 2)
+        of_inputs = xi.view(self.groups, -1).repeat_interleave(self.weight_shape[0] // self.groups, 0)
+        weight = (psi[:, None] * of_inputs).view(*of_inputs.shape, *trailing)
+        return [weight, psi] if self.bias else [weight]
 
     def sample_grads(self, x: Tensor, v: Tensor) -> Tensor:
         """g_u' v_i of each sample, without the bias: (B, g, O, J0)."""

@@ -25,6 +25,7 @@ class Linear(Layer):
     bias: bool
     groups: int = 1
     output_dim: ClassVar[int] = -1
+    input_dim: ClassVar[int] = -1
 
     def apply(self, x: Tensor, u: Parts) -> Tensor:
         return F.linear(x, *u)

@@ -43,7 +43,7 @@ TOGETHER = 64  # columns up to which stages are factorised together: for larger 
 
 
 @dataclass(eq=False)
-class _System:
+class System:
     """I + L^1/2 S_t L^1/2 of one stage, damped: its factor, or for a small batch the solutions themselves."""
 
     S: Tensor | None  # freed when it is factorised
@@ -84,10 +84,10 @@ class Batch:
         self.S: Tensor | None = None  # zero after the last stage
         self.m: Tensor | None = None  # sum of eta P_u' M^-1 l_u over the stages so far, where there is any
         self._v: Tensor | None = v
-        self._system: _System | None = None  # of the stage that v is at
+        self._system: System | None = None  # of the stage that v is at
         self.peers = peers
         self._coupling: Coupling | None = None  # of the next stage, in progress
-        self._waiting: list[_System] = []  # to be factorised
+        self._waiting: list[System] = []  # to be factorised
         self._roots: Tensor | None = None  # L^1/2 L^1/2', (N, N)
 
     @property
@@ -149,7 +149,7 @@ class Batch:
         if dots is not None:
             dots = stage.eta * dots.to(self.L.dtype)
             self.m = dots if self.m is None else self.m + dots
-        system = self._system = _System(S, stage.state, self.m)
+        system = self._system = System(S, stage.state, self.m)
         self._v = None
         self._waiting.append(system)
         if len(S) > TOGETHER:
@@ -180,7 +180,7 @@ class Batch:
         for system, w, gain in zip(waiting, open_loop.unbind(), gains.unbind(), strict=True):
             system.open_loop, system.gain = w, gain
 
-    def _weights(self, system: _System, c: Tensor | None) -> Tensor:
+    def _weights(self, system: System, c: Tensor | None) -> Tensor:
         """(I + L S)^-1 (v_T + L (c - m))."""
         if system.cholesky is None and system.gain is None:
             self._factorise()

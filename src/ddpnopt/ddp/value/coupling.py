@@ -27,7 +27,14 @@ class Coupling:
             parts = [own.weight] if own.bias is None else [own.weight, own.bias]
             self._later = peers.gather_later(torch.cat([p.flatten(1) for p in parts], 1), R)
         else:
-            self._later = peers.gather_later(torch.cat([f.flatten(1) for f in (stage.x, *stage.p_h)], 1))
+            self._later = peers.gather_later(torch.cat([f.flatten(1) for f in self._factors()], 1))
+
+    def _factors(self) -> list[Tensor]:
+        """Inputs and output gradients, in the variables of the stage."""
+        stage, balance = self.stage, self.stage.balance
+        if balance is None:
+            return [stage.x, *stage.p_h]
+        return [balance.inputs(stage.layer, stage.x), *(balance.outputs(stage.layer, p) for p in stage.p_h)]
 
     def gram(self, metric: Metric, extra: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """K of all samples; with `extra` numbers of our own samples, those of all, too."""

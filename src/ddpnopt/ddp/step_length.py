@@ -1,0 +1,126 @@
+"""How long a step is: what it does for samples that did not make it, and how curved the network is along it.
+
+A step asks for the fraction alpha of each sample's loss, in the sense of the joint quadratic model. Three estimates
+decide on alpha, all of them relative to the loss, so that no scale enters:
+
+- *Unseen samples.* Leaving sample i out of the batch has a closed form (`ScaleFree.evidence`): it says by how much a
+  step made from the other samples would lower its loss, to first order (`unseen`), and the second-order term of that
+  (`unseen_curvature`). Their ratio is the fraction that serves samples outside the batch best.
+- *Curvature.* kappa is the true second-order term of a step, from the loss of the same batch after the forward sweep,
+  over that of the model: 1 where the model is right, 2,000 in a deep autoencoder. It divides all fractions, and
+  it is remembered: a step that went too far shortens the next ones.
+- *The slope after the step.* The gradient of the next batch along the last update is negative while longer steps would
+  have gone further down, for any network and any loss, also where samples are coupled (batch norm, contrastive losses)
+  and leaving one out means nothing. It may lengthen a step beyond the first estimate, never beyond the curvature.
+
+Fractions at most double from step to step and fall no faster than 1/t, unless the curvature asks for it: at a constant
+length progress on unseen samples always ends, and a fraction that followed at once would stop the training.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+START = 0.01  # of the loss: what the first step asks for; it doubles from there
+DECAY = 0.9  # of the running estimates
+OWN = 1.2  # times the minimum along the step on the batch itself
+GROWTH = 2.0  # of the fraction, and 1/kappa, from step to step
+SHRINK = 0.25  # the least a fraction keeps from step to step
+FALL_AFTER = 10.0  # steps before the fraction may fall by less than a tenth
+SLOPE_GAIN = 0.5  # how strongly the slope after a step acts on the logarithm of the fraction
+SLOPE_OFFSET = 0.1  # the slope, relative to the step's own, at which a length is kept: a little beyond the minimum
+LEAST_KAPPA = 0.5
+RESOLUTION = 1e-6  # relative changes of the loss below this are rounding errors
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the joint model says of a step that asks for all of the loss; everything is relative to the loss."""
+
+    loss: float  # of the batch, above its minimum
+    own: float  # first-order decrease of the batch's own loss
+    own_curvature: float  # twice the second-order term of it
+    unseen: float  # first-order decrease of the loss of samples left out
+    unseen_curvature: float
+    relative_update: float  # size of the update over that of the weights, the median over the layers
+
+
+@dataclass
+class StepLength:
+    """The fraction of the next step, and the running estimates behind it."""
+
+    steps: int = 0
+    fraction: float = 0.0  # of the last step
+    kappa: float = 1.0
+    loss: float = 0.0  # running mean: batches with a larger loss count for more
+    weight: float = 0.0  # of the running sums below
+    own: float = 0.0
+    own_curvature: float = 0.0
+    unseen: float = 0.0
+    unseen_curvature: float = 0.0
+    true_curvature: float = 0.0
+    model_curvature: float = 0.0
+    decrease: float = 0.0  # first-order decrease of the last step, all parameters together
+    slope: float = 0.0  # running slope after a step, relative to `decrease`
+    slope_weight: float = 0.0
+
+    def choose(self, found: Evidence) -> float:
+        """The fraction to ask for."""
+        self.loss = found.loss if self.steps == 0 else DECAY * self.loss + (1 - DECAY) * found.loss
+        share = found.loss / self.loss if self.loss > 0 else 1.0
+        # the last step's decrease includes parameters without feedback
+        own = max(found.own, self.decrease / self.fraction) if self.fraction > 0 else found.own
+        for name, new in (
+            ("weight", 1.0), ("own", own * share), ("own_curvature", found.own_curvature * share),
+            ("unseen", found.unseen * share), ("unseen_curvature", found.unseen_curvature * share),
+        ):  # fmt: skip
+            setattr(self, name, DECAY * getattr(self, name) + (1 - DECAY) * new)
+        if self.steps == 0 or self.fraction <= 0 or not math.isfinite(self.fraction):
+            self.fraction = START / max(found.own, RESOLUTION)
+            self.kappa = 0.5 * found.own / max(found.own_curvature * self.fraction, RESOLUTION)
+        else:
+            self.fraction = self._next()
+        self.steps += 1
+        return self.fraction
+
+    def _next(self) -> float:
+        last = self.fraction
+        on_batch = OWN * self.own / max(self.kappa * self.own_curvature, 1e-300)
+        wanted = max(self.unseen, 0.0) / max(self.kappa * self.unseen_curvature, 1e-300)
+        if self.unseen <= 0 and self.slope_weight > 0:
+            slope = self.slope / self.slope_weight
+            wanted = last * math.exp(SLOPE_GAIN * (SLOPE_OFFSET - slope))
+        fraction = min(on_batch, GROWTH * last)
+        if fraction > wanted:
+            fraction = min(fraction, max(wanted, last * (1 - 1 / (self.steps + FALL_AFTER))))
+        return max(fraction, SHRINK * last)
+
+    def feel(self, slope: float) -> None:
+        """Take in the slope of the next batch's loss along the last update, relative to its loss."""
+        relative = max(-1.0, min(1.0, slope / max(self.decrease, RESOLUTION)))
+        self.slope = DECAY * self.slope + (1 - DECAY) * relative
+        self.slope_weight = DECAY * self.slope_weight + 1 - DECAY
+
+    def learn(self, found: Evidence, taken: float, decrease: float, change: float | None) -> None:
+        """Take in a step of fraction `taken`: the predicted first-order decrease and the true change of the loss."""
+        self.fraction, self.decrease = taken, decrease
+        if change is None or decrease < RESOLUTION:
+            return
+        self._measure(2 * max(change + decrease - RESOLUTION, 0.0), found, taken)
+
+    def learn_from_slope(self, found: Evidence, slope: float) -> None:
+        """The same where the loss after the step is not known: from the slope of the next batch along the update."""
+        self._measure(max(slope + self.decrease, 0.0), found, self.fraction)
+
+    def _measure(self, true: float, found: Evidence, taken: float) -> None:
+        share = found.loss / self.loss if self.loss > 0 else 1.0
+        model = found.own_curvature * taken**2
+        self.true_curvature = DECAY * self.true_curvature + (1 - DECAY) * true * share
+        self.model_curvature = DECAY * self.model_curvature + (1 - DECAY) * model * share
+        kappa = self.true_curvature / max(self.model_curvature, 1e-300)
+        self.kappa = max(kappa, LEAST_KAPPA, self.kappa / GROWTH)
+
+    def state(self) -> dict[str, float]:
+        """For a checkpoint: plain numbers."""
+        return asdict(self)
