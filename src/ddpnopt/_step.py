@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
+from ddpnopt._step_length import accept_length, choose_fraction, slope_of_last_update
 from ddpnopt._value import Losses, Passes, per_sample, recognised_losses
 from ddpnopt.ddp.loss import total_loss
-from ddpnopt.ddp.stage import Displacement, Stage, per_sample_dot
+from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
 from ddpnopt.ddp.value import ScaleFree, ValueFunction
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 4  # sweeps with a smaller and smaller fraction before a step is given up
 SHORTER = 0.25  # times the fraction of the sweep before
-TOLERATED = 1.0  # increase of the batch's loss, relative to it, that a step without a learning rate is not undone for
-FELT_EVERY = 4  # steps from one look at the slope after a step to the next, where the loss after it is known
 
 
 class Step:
@@ -55,10 +54,11 @@ class Step:
         self.outputs: list[Tensor] | None = None  # of the network with the new weights
         self.fraction = 1.0  # of each sample's loss that the sweep asks to remove
         self.evidence: Evidence | None = None  # of a step without a learning rate
-        self._decrease_of_rest = 0.0
+        self.chosen = 1.0  # the fraction of the first attempt
+        self.decrease_of_rest = 0.0
         self._gradient_sum = 0.0
-        self._loss_before: float | None = None  # None: nothing to judge the step by
-        self._weights: dict[nn.Parameter, Tensor] = {}  # before the step, of parameters updated without feedback
+        self.loss_before: float | None = None  # None: nothing to judge the step by
+        self.weights_before: dict[nn.Parameter, Tensor] = {}  # before the step, of parameters updated without feedback
         self._states: dict[nn.Parameter, dict[str, Any]] = {}  # before the step, of all parameters
 
     def __enter__(self) -> Step:
@@ -131,7 +131,7 @@ class Step:
             combined = combine_gradients(self.peers, others, mean=opt.form.mean)
             self.rest = [p for p in combined if p not in own]
         changed = self.rest if opt.feedback else [*self.rest, *own]  # the sweep keeps the weights of its own layers
-        self._weights = {p: p.detach().clone() for p in changed}
+        self.weights_before = {p: p.detach().clone() for p in changed}
         self._states = {p: dict(opt.state[p]) for p in (*own, *self.rest)}
         return True
 
@@ -173,7 +173,7 @@ class Step:
             yield fraction
             return
         assert self.sample_losses is not None
-        self._loss_before = self._total(float(self.sample_losses.sum()))
+        self.loss_before = self._total(float(self.sample_losses.sum()))
         for attempt in range(ATTEMPTS):
             if attempt:
                 opt.report.shortened += attempt == 1
@@ -205,49 +205,13 @@ class Step:
             )  # fmt: skip
             record.free()
         del p_h, p_x, at_input  # the stages have them, and free them on the way
-        slope = self._slope_of_last_update() if opt.form.scale_free and self.evidence is None else None
+        slope = slope_of_last_update(self) if opt.form.scale_free and self.evidence is None else None
         own = recording.batch_size if peers.alone else peers.batch(recording.batch_size)
         self.policies = backward_pass(self.stages, self.value, opt.curvature, float(own) if opt.form.mean else 1.0)
         if isinstance(self.value, ScaleFree):
-            self._choose_fraction(self.value, fraction, slope)
+            choose_fraction(self, self.value, fraction, slope)
         if opt.diagnostics:
             opt.report.predicted = predicted_change(self.stages, self.value, self.policies)
-
-    def _choose_fraction(self, value: ScaleFree, shorter: float, slope: float | None) -> None:
-        """Let the model of this batch and the memory of the steps before decide how long the step is."""
-        length = self.opt._length
-        found = value.evidence()
-        if self.evidence is None:  # not in a repetition
-            if slope is not None and found.loss > 0:
-                length.feel(slope / found.loss)
-                if not self._judged:
-                    length.learn_from_slope(found, slope / found.loss)
-            self._chosen = length.choose(found)
-            self.evidence = found
-        # a scheduler may shorten all steps
-        self.fraction = self._chosen * shorter * max(float(g["lr"]) for g in self.opt.param_groups)
-        value.ask(self.fraction)
-
-    @property
-    def _judged(self) -> bool:
-        """Whether the loss after the step will be known."""
-        return self._loss_before is not None and self.losses is not None
-
-    def _slope_of_last_update(self) -> float | None:
-        """The change of this batch's loss, to first order, if the last update were made again."""
-        state, total, found = self.opt.state, 0.0, False
-        for stage, record in zip(self.stages, self.recording.layers if self.recording else (), strict=True):
-            update = state[record.parameters[0]].pop("update", None)
-            if update is not None and len(update) == len(stage.u):
-                total += float(per_sample_dot(stage.p_h[0], stage.layer.apply(stage.x, update)).sum())
-                found = True
-        if not self.peers.alone:
-            total = self.peers.total(total)
-        for p in self.rest:
-            update = state[p].pop("update", None)
-            if update is not None and p.grad is not None:
-                total += float((p.grad * update[0]).sum())
-        return total if found else None
 
     def _is_chain(self, recording: Recording) -> bool:
         """Whether each layer reads only the layer before it; found out once for each sequence of layers."""
@@ -265,7 +229,7 @@ class Step:
             # not before the backward pass, which uses the old network
             if self.evidence is not None:
                 size = self.fraction * self.evidence.relative_update
-                self._decrease_of_rest = opt._parameters.update_relative(self.rest, size)
+                self.decrease_of_rest = opt._parameters.update_relative(self.rest, size)
             else:
                 opt._parameters.update_open_loop(self.rest)
         log: Log | None = {} if opt.diagnostics else None
@@ -286,32 +250,14 @@ class Step:
     def accept(self) -> bool:
         """Whether the loss of the same batch has not increased, where that can be judged."""
         after = None
-        if self._loss_before is not None:
+        if self.loss_before is not None:
             assert self.recording is not None
             assert self.outputs is not None
             assert self.losses is not None
             after = self._total(total_loss(self.recording.used(self.outputs), self.losses))
         if self.evidence is not None:
-            return self._accept_length(self.evidence, after)
-        return after is None or self._loss_before is None or after <= self._loss_before
-
-    def _accept_length(self, found: Evidence, after: float | None) -> bool:
-        """Remember how far the model was from the truth; only a step that goes completely wrong is undone."""
-        change = None
-        if after is not None and self._loss_before is not None and found.loss > 0:
-            change = (after - self._loss_before) / found.loss
-            if not change <= TOLERATED:
-                return False
-        if found.loss > 0:
-            decrease = self.fraction * found.own + self._decrease_of_rest / found.loss
-            self.opt._length.learn(found, self.fraction, decrease, change)
-        if not self._judged or self.opt.steps % FELT_EVERY == FELT_EVERY - 1:
-            for stage, record in zip(self.stages, self.recording.layers if self.recording else (), strict=True):
-                update = [w.detach() - old for w, old in zip(stage.weights, stage.u, strict=True)]
-                self.opt.state[record.parameters[0]]["update"] = update
-            for p in self.rest:
-                self.opt.state[p]["update"] = [p.detach() - self._weights[p]]
-        return True
+            return accept_length(self, self.evidence, after)
+        return after is None or self.loss_before is None or after <= self.loss_before
 
     def _total(self, loss: float) -> float:
         """The loss of the whole batch and the weight decay."""
@@ -325,7 +271,7 @@ class Step:
         for stage in self.stages:
             for weight, old in zip(stage.weights, stage.u, strict=True) if stage.changed else ():
                 weight.copy_(old)
-        for p, old in self._weights.items():
+        for p, old in self.weights_before.items():
             p.detach().copy_(old)
         for p, state in self._states.items():
             self.opt.state[p] = dict(state)

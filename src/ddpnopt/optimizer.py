@@ -175,7 +175,7 @@ class DDPNOpt(HookedOptimizer):
         scale_free = lr is None and terminal == "sqrt" and curvature == "identity"
         if scale_free:
             given = {**coupled, "momentum": momentum or None, "open_loop_lr": open_loop_lr}
-            _refuse(given, "steps that need no learning rate: it needs lr, for example lr=3")
+            _refuse(given, "steps of automatic length: it needs lr, for example lr=3")
         self.form = ValueForm(value, terminal, mean=reduction == "mean", scale_free=scale_free, **settings)
         if lr is None:
             lr = 1.0 if scale_free else DEFAULT_LR
@@ -318,6 +318,9 @@ class DDPNOpt(HookedOptimizer):
         found = state_dict.get(STATE_KEY, {})
         self.steps, self.samples = found.get("steps", 0), found.get("samples", 0)
         self._length = StepLength(**found.get("step_length", {}))
+        if self.form.scale_free and "step_length" not in found:  # saved with a learning rate: start again from 1
+            for group in self.param_groups:
+                group["lr"] = 1.0
         if self._averaging is not None:
             self._averaging.in_use = found.get("averages_in_use", False)
         self._watch()

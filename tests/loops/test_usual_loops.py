@@ -86,7 +86,7 @@ class Tied(nn.Module):
 def test_tied_weights_are_trained_by_the_base_optimizer_and_named() -> None:
     model = Tied()
     tokens, y = torch.tensor([[0, 1], [2, 3], [4, 5]]), torch.tensor([[1, 2], [3, 4], [5, 6]])
-    opt = DDPNOpt(model, open_loop_lr=0.05)
+    opt = DDPNOpt(model, lr=3.0, open_loop_lr=0.05)
     with pytest.warns(OpenLoopWarning, match=r"embed\.weight"):
         found = steps(opt, lambda: F.cross_entropy(model(tokens).flatten(0, 1), y.flatten()))
     assert opt.report.open_loop == ["embed.weight"]
@@ -105,7 +105,7 @@ def test_a_recurrent_network_is_trained_by_the_base_optimizer_and_named() -> Non
 
     model = Recurrent()
     x, y = torch.randn(6, 4, 5), torch.tensor([0, 1, 2, 0, 1, 2])
-    opt = DDPNOpt(model, open_loop_lr=0.05)
+    opt = DDPNOpt(model, lr=3.0, open_loop_lr=0.05)
     with pytest.warns(OpenLoopWarning, match=r"lstm\.weight_hh_l0"):
         found = steps(opt, lambda: F.cross_entropy(model(x), y))
     assert found[-1] < 0.9 * found[0]

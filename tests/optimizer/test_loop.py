@@ -383,7 +383,7 @@ def test_the_share_asked_for_falls_with_the_root_of_the_samples_seen() -> None:
     for options, samples in (({"relax": 0.8, "relax_samples": 100.0}, 300), ({"relax": 0.4, "relax_samples": None}, 0)):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
-        opt = DDPNOpt(model, **options)
+        opt = DDPNOpt(model, lr=3.0, **options)
         opt.samples = samples
         F.cross_entropy(model(torch.randn(6, 4)), torch.randint(3, (6,))).backward()
         opt.step()

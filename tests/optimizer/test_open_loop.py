@@ -294,9 +294,9 @@ def test_curvature_is_that_of_the_pass_and_not_of_norms_already_updated(
 def test_beside_the_batch_form_parameters_without_feedback_go_by_adam_at_its_own_rate() -> None:
     net = Norms()
     with pytest.warns(OpenLoopWarning):
-        train(net, DDPNOpt(net), vectors, 1)
+        train(net, DDPNOpt(net, lr=3.0), vectors, 1)
     before = [p.detach().clone() for p in net.parameters()]
-    opt = DDPNOpt(net, open_loop_lr=1e-4)
+    opt = DDPNOpt(net, lr=3.0, open_loop_lr=1e-4)
     with pytest.warns(OpenLoopWarning, match=r"1\.weight"):
         train(net, opt, vectors, 1)
     moved = {n: float((p.detach() - q).abs().max()) for (n, p), q in zip(net.named_parameters(), before, strict=True)}

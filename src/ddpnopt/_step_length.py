@@ -1,0 +1,78 @@
+"""The length of a step without a learning rate: chosen after the backward pass, judged after the forward pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpnopt.ddp.stage import per_sample_dot
+from ddpnopt.ddp.step_length import Evidence
+from ddpnopt.ddp.value import ScaleFree
+
+if TYPE_CHECKING:
+    from ddpnopt._step import Step
+
+TOLERATED = 1.0  # increase of the batch's loss, relative to it: beyond that a step is undone and made shorter
+FELT_EVERY = 4  # steps from one look at the slope after a step to the next, where the loss after it is known
+
+
+def slope_of_last_update(step: Step) -> float | None:
+    """The change of this batch's loss, to first order, if the last update were made again; None if it was not kept."""
+    state, total, found = step.opt.state, 0.0, False
+    assert step.recording is not None
+    for stage, record in zip(step.stages, step.recording.layers, strict=True):
+        update = state[record.parameters[0]].pop("update", None)
+        if update is not None and len(update) == len(stage.u):
+            total += float(per_sample_dot(stage.p_h[0], stage.layer.apply(stage.x, update)).sum())
+            found = True
+    if not step.peers.alone:
+        total = step.peers.total(total)
+    for p in step.rest:
+        update = state[p].pop("update", None)
+        if update is not None and p.grad is not None:
+            total += float((p.grad * update[0]).sum())
+    return total if found else None
+
+
+def choose_fraction(step: Step, value: ScaleFree, shorter: float, slope: float | None) -> None:
+    """Let the model of this batch and the memory of the steps before decide how much to ask for."""
+    length = step.opt._length
+    found = value.evidence()
+    if step.evidence is None:  # not in a repetition
+        if slope is not None and found.loss > 0:
+            length.feel(slope / found.loss)
+            if not _judged(step):
+                length.learn_from_slope(found, slope / found.loss)
+        step.chosen, step.evidence = length.choose(found), found
+    # lr is a factor here: a scheduler may shorten all steps
+    step.fraction = step.chosen * shorter * max(float(group["lr"]) for group in step.opt.param_groups)
+    value.ask(step.fraction)
+
+
+def accept_length(step: Step, found: Evidence, after: float | None) -> bool:
+    """Remember how far the model was from the truth; only a step that goes completely wrong is refused."""
+    change = None
+    if after is not None and step.loss_before is not None and found.loss > 0:
+        change = (after - step.loss_before) / found.loss
+        if not change <= TOLERATED:
+            return False
+    if found.loss > 0:
+        decrease = step.fraction * found.own + step.decrease_of_rest / found.loss
+        step.opt._length.learn(found, step.fraction, decrease, change)
+    if not _judged(step) or step.opt.steps % FELT_EVERY == FELT_EVERY - 1:
+        _keep_update(step)
+    return True
+
+
+def _judged(step: Step) -> bool:
+    """Whether the loss after the step is known."""
+    return step.loss_before is not None and step.losses is not None
+
+
+def _keep_update(step: Step) -> None:
+    """For `slope_of_last_update` in the next step."""
+    assert step.recording is not None
+    for stage, record in zip(step.stages, step.recording.layers, strict=True):
+        update = [w.detach() - old for w, old in zip(stage.weights, stage.u, strict=True)]
+        step.opt.state[record.parameters[0]]["update"] = update
+    for p in step.rest:
+        step.opt.state[p]["update"] = [p.detach() - step.weights_before[p]]
