@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
-from ddpnopt._value import Losses, Passes, per_sample, recognised_losses
+from ddpnopt._value import Losses, Passes, are_certain, kind_of, per_sample, recognised_losses, warn_uncertain
 from ddpnopt.ddp.loss import total_loss
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
@@ -135,8 +134,10 @@ class Step:
         peers = self.peers if isinstance(self.peers, Together) else None
         average: Average = peers.average if peers is not None and peers.group.averaged else list
         unscaled = hasattr(opt, "found_inf") and getattr(opt, "grad_scale", None) is None
+        total = opt._loss_value
         if self.layers and not opt._capture.skip_weight_grads and (opt.feedback or unscaled):
-            follow(recording, average, unscaled=unscaled)
+            clipped = follow(recording, average, unscaled=unscaled)
+            total = None if clipped is None or total is None else clipped * total
         share = peers.share(recording.batch_size) if peers is not None and form.mean else 1.0
         if opt.feedback:
             for record in self.layers:
@@ -146,9 +147,13 @@ class Step:
                     extra = record.extra or [p.new_zeros(p.shape) for p in record.parameters]
                     record.extra = peers.sum([e * share for e in extra])
             if opt._uses_losses:  # on the scale of the user's loss
-                self.losses = recognised_losses(recording, form.mean)
+                self.losses = recognised_losses(recording, form.mean, total)
+                opt.report.loss = kind_of(self.losses)
+                if total is None and form.uses_losses and not opt._warned_of_loss and not are_certain(self.losses):
+                    opt._warned_of_loss = True
+                    warn_uncertain(self.losses)
                 if share != 1.0:
-                    self.losses = [(z, replace(loss, weight=loss.weight * share)) for z, loss in self.losses]
+                    self.losses = [(z, loss.scaled(share)) for z, loss in self.losses]
                 self.sample_losses = per_sample(self.losses)
         if share != 1.0:
             scale(recording, share)
@@ -277,7 +282,7 @@ class Step:
         assert losses is not None
         assert self.sample_losses is not None
         report.layers, report.guarded = log, self.value.guarded_fraction
-        report.loss, report.actual = losses[0][1].kind, None
+        report.actual = None
         if self.outputs is not None and recording.used_outputs:
             change = total_loss(recording.used(self.outputs), losses) - float(self.sample_losses.sum())
             report.actual = self.peers.total(change)

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddpnopt.ddp.loss import Loss, recognise
+from ddpnopt.ddp.loss import Loss
+from ddpnopt.ddp.recognise import recognise
 
 Function = Callable[[Tensor], Tensor]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
