@@ -22,17 +22,17 @@ def enough(tol: float) -> int:
     return max(3, math.ceil(8 / -math.log10(tol)))
 
 
-def is_round(factor: float, tol: float) -> bool:
-    """Whether a factor is one that people write: 2, 0.05, 1/3, 1/32, …"""
+def is_round(factor: float, tol: float, first_digits: tuple[float, ...] = ()) -> bool:
+    """Whether a factor is one that people write: 2, 0.05, 1/3, 1/32, …, or begins with one of the given digits."""
     if not (math.isfinite(factor) and factor > 0):
         return False
-    digits, rel = ROUND if tol < 1e-3 else COARSE, tol / 3
+    digits, rel = first_digits or (ROUND if tol < 1e-3 else COARSE), tol / 3
     for number in (factor, 1 / factor):
         first = number / 10.0 ** math.floor(math.log10(number) + rel)
         power = 2.0 ** round(math.log2(number))
         if any(abs(first - digit) <= rel * digit for digit in digits):
             return True
-        if 1 <= power <= 1024 and abs(number - power) <= rel * power:
+        if not first_digits and 1 <= power <= 1024 and abs(number - power) <= rel * power:
             return True
     return False
 

@@ -65,19 +65,21 @@ def _binary_cross_entropy(z: Tensor, q: Tensor, mean: bool, tol: float, total: f
     if not bool((q != 0).any()):
         return
     forms = [(p, torch.sigmoid(-z), q, False)]
-    if bool(((z > 0) & (z < 1)).all()):
+    if bool(((z >= 0) & (z <= 1)).all()):
         forms.append((z, 1 - z, q * z * (1 - z), True))
     for p, not_p, grad, of_probabilities in forms:
         match = binary.hard_targets(p, not_p, grad, tol)
         if match is not None:
             yield Loss(kind, match[0], match[1], of_probabilities=of_probabilities)
     for p, not_p, grad, of_probabilities in forms:
-        matches = list(binary.soft_targets(p, not_p, grad, tol))
+        matches = [binary.two_targets(p, grad, tol), binary.zeros_and_ones(p, not_p, grad, tol)]
         if total is not None:
             logits = torch.log(p) - torch.log(not_p) if of_probabilities else z
-            matches += binary.soft_targets_of(total, logits, p, grad, tol)
-        for t, w, certain in matches:
-            yield Loss(kind, t, w, of_probabilities=of_probabilities, soft=True, certain=certain)
+            matches.append(binary.any_targets(total, logits, p, grad, tol))
+        for match in matches:
+            if match is not None:
+                t, w, certain = match
+                yield Loss(kind, t, w, of_probabilities=of_probabilities, soft=True, certain=certain)
 
 
 def _other(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) -> AnyLoss:
@@ -95,11 +97,12 @@ def _other(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) ->
     if abs(scale - usual) <= tol * usual:
         weight = scale = usual
     elif _is_masked(scale, q, tol):
-        weight = scale * (q != 0)
+        weight = scale * (q != 0).to(q.dtype)
     return Loss("squared_error", z - q / (2 * scale), weight)
 
 
 def _is_masked(scale: float, q: Tensor, tol: float) -> bool:
     """Whether elements without gradient do not count: the loss is a mean over the others."""
     live = int((q != 0).sum())
-    return live < q.numel() and is_round(scale * live, tol) and not is_round(scale * q.numel(), tol)
+    over_all = any(is_round(scale * count, tol, (1.0, 5.0)) for count in (q.numel(), len(q)))
+    return live < q.numel() and is_round(scale * live, tol) and not over_all

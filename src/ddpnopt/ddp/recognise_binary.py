@@ -5,8 +5,6 @@ For one element q = w (p - t). A target of 0 or 1 follows from the sign of q, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -52,32 +50,49 @@ def _weights(group: Tensor, d: Tensor, q: Tensor, live: Tensor, tol: float) -> T
     return w if int(informative.sum()) - int((number > 0).sum()) >= enough(tol) else None
 
 
-def soft_targets(p: Tensor, not_p: Tensor, q: Tensor, tol: float) -> Iterator[Match]:
-    """Targets between 0 and 1 at one scale, certain where many of them are equal: 0, 1 or the two smoothed labels."""
-    ratios = torch.cat([(q / p)[p > 0.05], (-q / not_p)[not_p > 0.05]])  # at most w, and w for targets 0 and 1
-    largest = float(ratios.amax()) if len(ratios) else 0.0
-    for w in (largest, 1 / p.numel(), 1 / len(p), 1.0):
+def two_targets(p: Tensor, q: Tensor, tol: float) -> Match | None:
+    """Smoothed labels at any scale: q = w p - w t has the slope w in both groups, which the sign of q separates."""
+    upper = q < 0
+    for _ in range(4):
+        centred_p, centred_q = p.double().clone(), q.double().clone()
+        for group in (upper, ~upper):
+            if not bool(group.any()):
+                return None
+            centred_p[group] -= p[group].double().mean()
+            centred_q[group] -= q[group].double().mean()
+        w = float((centred_p * centred_q).sum() / centred_p.square().sum().clamp_min(1e-300))
         if w <= 0:
-            continue
+            return None
         t = p - q / w
-        if not _are_targets(t, tol):
-            continue
-        lowest, highest = t.amin(), t.amax()
-        extreme = ((t - lowest).abs() < tol) | ((t - highest).abs() < tol)
-        varied = (p - p.mean()).abs() > 5 * tol
-        equal = int((extreme & varied & ((t - p).abs() > 5 * tol)).sum())
-        if equal >= max(enough(tol) + 2, 0.02 * p.numel()):
-            yield t.clamp(0, 1), w, True
+        upper = t > 0.5
+    informative = int((centred_p.abs() > 5 * tol).sum()) - 3
+    fits = bool(((centred_q - w * centred_p).abs() <= tol * w).all()) and bool(((t > -tol) & (t < 1 + tol)).all())
+    return (t.clamp(0, 1), w, True) if fits and informative >= enough(tol) else None
 
 
-def soft_targets_of(total: float, z: Tensor, p: Tensor, q: Tensor, tol: float) -> Iterator[Match]:
+def zeros_and_ones(p: Tensor, not_p: Tensor, q: Tensor, tol: float) -> Match | None:
+    """Targets between 0 and 1 at any scale, many of them 0 or 1: q / p and -q / (1 - p) are at most w, and w there."""
+    ratios = torch.cat([(q / p)[p > 0.05], (-q / not_p)[not_p > 0.05]])
+    w = float(ratios.amax()) if len(ratios) else 0.0
+    if w <= 0:
+        return None
+    t = p - q / w
+    if not _are_targets(t, tol):
+        return None
+    at_end = (torch.minimum(t.abs(), (t - 1).abs()) < tol) & ((t - p).abs() > 5 * tol)
+    informative = int((at_end & ((p - p.mean()).abs() > 5 * tol)).sum())
+    return (t.clamp(0, 1), w, True) if informative >= max(enough(tol) + 2, 0.2 * p.numel()) else None
+
+
+def any_targets(total: float, z: Tensor, p: Tensor, q: Tensor, tol: float) -> Match | None:
     """Any targets, if the loss is known: it is linear in w, sum(w H(p) + q z) with H(p) the entropy."""
     entropy = -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p)).double().sum()
     w = float((total - (q.double() * z.double()).sum()) / entropy.clamp_min(1e-300))
     if w > 0 and has_usual_scale(w, q, tol):
         t = p - q / w
         if _are_targets(t, tol):
-            yield t.clamp(0, 1), w, False
+            return t.clamp(0, 1), w, False
+    return None
 
 
 def _are_targets(t: Tensor, tol: float) -> bool:

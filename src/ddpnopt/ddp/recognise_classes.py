@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ddpnopt.ddp.evidence import enough
 from ddpnopt.ddp.loss import Loss
-from ddpnopt.ddp.recognise_binary import hard_targets
+from ddpnopt.ddp.recognise_binary import hard_targets, two_targets
 
 MOST_CLASSES = 64  # for class weights together with label smoothing, which solve for two numbers per class
 MOST_PLACES = 4096  # that such a solution is computed from
@@ -84,31 +84,10 @@ def _two_classes(s: Tensor, q: Tensor, dim: int, tol: float) -> Iterator[Loss]:
         t, weight, certain = match
         yield Loss("cross_entropy", torch.stack([1 - t, t], dim), weight, dim, certain=certain)
         return
-    # smoothed labels at the usual scale: two targets, as far apart from 0 as from 1
-    found = _common_weight_of_two(p, grad, tol)
-    if found is not None:
-        t, weight = found
-        yield Loss("cross_entropy", torch.stack([1 - t, t], dim), weight, dim)
-
-
-def _common_weight_of_two(p: Tensor, q: Tensor, tol: float) -> tuple[Tensor, float] | None:
-    """q = w p - w t with two values of t: the same slope in both groups, which the sign of q separates at first."""
-    upper = q < 0
-    for _ in range(4):
-        centred_p, centred_q = p.double().clone(), q.double().clone()
-        for group in (upper, ~upper):
-            if not bool(group.any()):
-                return None
-            centred_p[group] -= p[group].double().mean()
-            centred_q[group] -= q[group].double().mean()
-        w = float((centred_p * centred_q).sum() / centred_p.square().sum().clamp_min(1e-300))
-        if w <= 0:
-            return None
-        t = p - q / w
-        upper = t > 0.5
-    informative = int((centred_p.abs() > 5 * tol).sum()) - 3
-    fits = bool(((centred_q - w * centred_p).abs() <= tol * w).all()) and bool(((t > -tol) & (t < 1 + tol)).all())
-    return (t.clamp(0, 1), w) if fits and informative >= enough(tol) else None
+    smoothed = two_targets(p, grad, tol)
+    if smoothed is not None:
+        t, weight, certain = smoothed
+        yield Loss("cross_entropy", torch.stack([1 - t, t], dim), weight, dim, certain=certain)
 
 
 def _weighted(s: Tensor, q: Tensor, dim: int, tol: float, temperature: float = 1.0) -> Loss | None:
