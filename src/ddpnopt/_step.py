@@ -11,7 +11,16 @@ from torch import Tensor, nn
 
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
-from ddpnopt._value import Losses, Passes, are_certain, kind_of, per_sample, recognised_losses, warn_uncertain
+from ddpnopt._value import (
+    Losses,
+    Passes,
+    are_certain,
+    kind_of,
+    per_sample,
+    recognised_losses,
+    true_loss,
+    warn_uncertain,
+)
 from ddpnopt.ddp.loss import total_loss
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
@@ -149,7 +158,8 @@ class Step:
             if opt._uses_losses:  # on the scale of the user's loss
                 self.losses = recognised_losses(recording, form.mean, total)
                 opt.report.loss = kind_of(self.losses)
-                if total is None and form.uses_losses and not opt._warned_of_loss and not are_certain(self.losses):
+                unknown = total is None and true_loss(recording) is None
+                if unknown and form.uses_losses and not opt._warned_of_loss and not are_certain(self.losses):
                     opt._warned_of_loss = True
                     warn_uncertain(self.losses)
                 if share != 1.0:

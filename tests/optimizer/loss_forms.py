@@ -26,7 +26,9 @@ def _entropy(t: Tensor, dim: int = -1) -> Tensor:
 
 
 def _labels(n: int, *more: int) -> Tensor:
-    return torch.arange(B).view(-1, *[1] * len(more)).expand(B, *more).contiguous().add(torch.randint(n, (B, *more))) % n
+    return (
+        torch.arange(B).view(-1, *[1] * len(more)).expand(B, *more).contiguous().add(torch.randint(n, (B, *more))) % n
+    )
 
 
 def classes(reduction: str = "mean") -> Case:
@@ -51,9 +53,7 @@ def class_weights(n: int = 5) -> Case:
 def ignored_labels() -> Case:
     z, y = 2 * torch.randn(B, 5), _labels(5)
     y[::5] = -100
-    return Case(
-        z, lambda z: F.cross_entropy(z, y), lambda z: F.cross_entropy(z, y, reduction="none") / (y >= 0).sum()
-    )
+    return Case(z, lambda z: F.cross_entropy(z, y), lambda z: F.cross_entropy(z, y, reduction="none") / (y >= 0).sum())
 
 
 def smoothing(n: int = 5) -> Case:
@@ -104,9 +104,7 @@ def tokens(ignored: bool = False) -> Case:
     return Case(
         z,
         lambda z: F.cross_entropy(z.reshape(-1, 5), y.reshape(-1)),
-        lambda z: (
-            F.cross_entropy(z.reshape(-1, 5), y.reshape(-1), reduction="none").view(B, 6).sum(1) / (y >= 0).sum()
-        ),
+        lambda z: F.cross_entropy(z.reshape(-1, 5), y.reshape(-1), reduction="none").view(B, 6).sum(1) / (y >= 0).sum(),
     )
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
-ROUND = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)  # first digits of factors that people write
-COARSE = (1.0, 2.0, 5.0)
+ROUND = tuple(k / 10 for k in range(10, 100))  # first digits of factors that people write
+COARSE = (1.0, 2.0, 5.0)  # where the precision does not separate more
 
 
 def tolerance(*dtypes: torch.dtype) -> float:
@@ -26,7 +26,8 @@ def is_round(factor: float, tol: float, first_digits: tuple[float, ...] = ()) ->
     """Whether a factor is one that people write: 2, 0.05, 1/3, 1/32, …, or begins with one of the given digits."""
     if not (math.isfinite(factor) and factor > 0):
         return False
-    digits, rel = first_digits or (ROUND if tol < 1e-3 else COARSE), tol / 3
+    digits, rel = (ROUND, tol / 10) if tol < 1e-3 else (COARSE, tol / 3)
+    digits = first_digits or digits
     for number in (factor, 1 / factor):
         first = number / 10.0 ** math.floor(math.log10(number) + rel)
         power = 2.0 ** round(math.log2(number))
