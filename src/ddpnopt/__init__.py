@@ -12,6 +12,7 @@ from ddpnopt.errors import (
     OptionError,
     PeerError,
     StepError,
+    UncertainLossWarning,
 )
 from ddpnopt.optimizer import DDPNOpt
 from ddpnopt.report import Report
@@ -35,4 +36,5 @@ __all__ = [
     "RMSprop",
     "Report",
     "StepError",
+    "UncertainLossWarning",
 ]

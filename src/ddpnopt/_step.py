@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,16 @@ from torch import Tensor, nn
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
 from ddpnopt._step_length import accept_length, choose_fraction, slope_of_last_update
-from ddpnopt._value import Losses, Passes, per_sample, recognised_losses
+from ddpnopt._value import (
+    Losses,
+    Passes,
+    are_certain,
+    kind_of,
+    per_sample,
+    recognised_losses,
+    true_loss,
+    warn_uncertain,
+)
 from ddpnopt.ddp.loss import total_loss
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.step_length import Evidence
@@ -57,6 +65,7 @@ class Step:
         self.chosen = 1.0  # the fraction of the first attempt
         self.decrease_of_rest = 0.0
         self._gradient_sum = 0.0
+        self._share = 1.0  # of this process's samples in the batch loss
         self.loss_before: float | None = None  # None: nothing to judge the step by
         self.weights_before: dict[nn.Parameter, Tensor] = {}  # before the step, of parameters updated without feedback
         self._states: dict[nn.Parameter, dict[str, Any]] = {}  # before the step, of all parameters
@@ -141,9 +150,11 @@ class Step:
         peers = self.peers if isinstance(self.peers, Together) else None
         average: Average = peers.average if peers is not None and peers.group.averaged else list
         unscaled = hasattr(opt, "found_inf") and getattr(opt, "grad_scale", None) is None
+        total = opt._loss_value
         if self.layers and not opt._capture.skip_weight_grads and (opt.feedback or unscaled):
-            follow(recording, average, unscaled=unscaled)
-        share = peers.share(recording.batch_size) if peers is not None and form.mean else 1.0
+            clipped = follow(recording, average, unscaled=unscaled)
+            total = None if clipped is None or total is None else clipped * total
+        share = self._share = peers.share(recording.batch_size) if peers is not None and form.mean else 1.0
         if opt.feedback:
             for record in self.layers:
                 if any(p.grad is not None for p in record.parameters):
@@ -152,9 +163,14 @@ class Step:
                     extra = record.extra or [p.new_zeros(p.shape) for p in record.parameters]
                     record.extra = peers.sum([e * share for e in extra])
             if opt._uses_losses:  # on the scale of the user's loss
-                self.losses = recognised_losses(recording, form.mean)
+                self.losses = recognised_losses(recording, form.mean, total)
+                opt.report.loss = kind_of(self.losses)
+                unknown = total is None and true_loss(recording) is None
+                if unknown and form.uses_losses and not opt._warned_of_loss and not are_certain(self.losses):
+                    opt._warned_of_loss = True
+                    warn_uncertain(self.losses)
                 if share != 1.0:
-                    self.losses = [(z, replace(loss, weight=loss.weight * share)) for z, loss in self.losses]
+                    self.losses = [(z, loss.scaled(share)) for z, loss in self.losses]
                 self.sample_losses = per_sample(self.losses)
         if share != 1.0:
             scale(recording, share)
@@ -168,12 +184,12 @@ class Step:
         fraction = 1.0 if opt.form.scale_free else opt.relax
         if opt.relax_samples is not None and not opt.form.scale_free:
             fraction /= math.sqrt(1 + opt.samples / opt.relax_samples)
-        # a model that computes its loss itself has no outputs to judge a step by
-        if opt.form.value != "batch" or not opt.closed_loop or not recording.used_outputs:
+        judged = opt.form.value == "batch" and opt.closed_loop
+        loss = self._batch_loss() if judged else None
+        if loss is None:
             yield fraction
             return
-        assert self.sample_losses is not None
-        self.loss_before = self._total(float(self.sample_losses.sum()))
+        self.loss_before = self._total(loss)
         for attempt in range(ATTEMPTS):
             if attempt:
                 opt.report.shortened += attempt == 1
@@ -251,13 +267,26 @@ class Step:
         """Whether the loss of the same batch has not increased, where that can be judged."""
         after = None
         if self.loss_before is not None:
-            assert self.recording is not None
-            assert self.outputs is not None
-            assert self.losses is not None
-            after = self._total(total_loss(self.recording.used(self.outputs), self.losses))
+            loss = self._batch_loss(self.outputs)
+            assert loss is not None
+            after = self._total(loss)
         if self.evidence is not None:
             return accept_length(self, self.evidence, after)
         return after is None or self.loss_before is None or after <= self.loss_before
+
+    def _batch_loss(self, outputs: list[Tensor] | None = None) -> float | None:
+        """The loss of this process's samples, by the recorded outputs or by new ones; None where it is not known."""
+        recording, losses = self.recording, self.losses
+        assert recording is not None
+        returned = true_loss(recording, outputs)
+        if returned is not None:
+            return returned * self._share
+        if losses is None or not recording.used_outputs or (self.opt.form.scale_free and not are_certain(losses)):
+            return None
+        if outputs is not None:
+            return total_loss(recording.used(outputs), losses)
+        assert self.sample_losses is not None
+        return float(self.sample_losses.sum())
 
     def _total(self, loss: float) -> float:
         """The loss of the whole batch and the weight decay."""
@@ -294,7 +323,7 @@ class Step:
         assert losses is not None
         assert self.sample_losses is not None
         report.layers, report.guarded = log, self.value.guarded_fraction
-        report.loss, report.actual = losses[0][1].kind, None
+        report.actual = None
         if self.outputs is not None and recording.used_outputs:
             change = total_loss(recording.used(self.outputs), losses) - float(self.sample_losses.sum())
             report.actual = self.peers.total(change)

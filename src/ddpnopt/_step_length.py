@@ -40,7 +40,7 @@ def choose_fraction(step: Step, value: ScaleFree, shorter: float, slope: float |
     if step.evidence is None:  # not in a repetition
         if slope is not None and found.loss > 0:
             length.feel(slope / found.loss)
-            if not _judged(step):
+            if step.loss_before is None:
                 length.learn_from_slope(found, slope / found.loss)
         step.chosen, step.evidence = length.choose(found), found
     # lr is a factor here: a scheduler may shorten all steps
@@ -58,14 +58,9 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> bool:
     if found.loss > 0:
         decrease = step.fraction * found.own + step.decrease_of_rest / found.loss
         step.opt._length.learn(found, step.fraction, decrease, change)
-    if not _judged(step) or step.opt.steps % FELT_EVERY == FELT_EVERY - 1:
+    if step.loss_before is None or step.opt.steps % FELT_EVERY == FELT_EVERY - 1:
         _keep_update(step)
     return True
-
-
-def _judged(step: Step) -> bool:
-    """Whether the loss after the step is known."""
-    return step.loss_before is not None and step.losses is not None
 
 
 def _keep_update(step: Step) -> None:

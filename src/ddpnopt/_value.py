@@ -8,15 +8,16 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ddpnopt._checks import require
+from ddpnopt._checks import require, warn_user
 from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp import terminal as terminals
-from ddpnopt.ddp.loss import Loss, recognise, sqrt_curvature
+from ddpnopt.ddp.loss import AnyLoss, UnknownLoss, sqrt_curvature
+from ddpnopt.ddp.recognise import recognise
 from ddpnopt.ddp.segment import JointSegment, Pullback, Segment
 from ddpnopt.ddp.stage import Displacement
 from ddpnopt.ddp.value import Batch, Blocks, Factored, Full, Outer, ScaleFree, ValueFunction
 from ddpnopt.ddp.value.blocks import LARGEST
-from ddpnopt.errors import ModelError, OptionError
+from ddpnopt.errors import ModelError, OptionError, UncertainLossWarning
 from ddpnopt.trace.recording import Recording
 from ddpnopt.trace.replay import AtLayer
 from ddpnopt.trace.visitors import Probe
@@ -25,7 +26,7 @@ VALUES = ("batch", "outer", "full")
 Columns = tuple[list[list[Tensor]], list[list[Tensor | None]]]
 """p_h and p_x of each column (the gradient first) at each layer."""
 
-Losses = list[tuple[Tensor, Loss]]
+Losses = list[tuple[Tensor, AnyLoss]]
 """The outputs that a loss was computed from, and that loss."""
 
 
@@ -210,17 +211,94 @@ def single_output(recording: Recording) -> tuple[int, Tensor, Tensor]:
     return found[0]
 
 
-def recognised_losses(recording: Recording, mean: bool) -> Losses:
-    """The losses at the outputs, or at the last layer if the model has computed the loss itself."""
-    found = [(z, q) for _, z, q in outputs_with_gradient(recording)]
+def recognised_losses(recording: Recording, mean: bool, total: float | None = None) -> Losses:
+    """The losses at the outputs, or at the last layer if the model has computed the loss itself.
+
+    `total` is the value of the batch loss, where the user has handed it over.
+    """
+    dtype = recording.layers[0].parameters[0].dtype
+    found = [(z, q, _narrow(recording.outputs[k], recording.q[k])) for k, z, q in outputs_with_gradient(recording)]
     if not found:
         last = recording.layers[-1]
         assert last.p_h is not None
-        found = [(last.model_layer.module.forward(last.x), last.p_h)]
-    return [(z, recognise(z, q, mean)) for z, q in found]
+        z, q = last.model_layer.module.forward(last.x.to(dtype)), last.p_h.to(dtype)
+        found = [(z, q, _narrow(last.x, last.p_h))]
+        total = true_loss(recording) if total is None else total
+    if total is None or len(found) == 1:
+        return [(z, recognise(z, q, mean, total, narrow)) for z, q, narrow in found]
+    return _shared_out(total, found, mean)
+
+
+def _shared_out(total: float, found: list[tuple[Tensor, Tensor, torch.dtype]], mean: bool) -> Losses:
+    """The losses at several outputs, which add up to `total`: those that are not recognised get what is left."""
+    losses: Losses = [(z, recognise(z, q, mean, None, narrow)) for z, q, narrow in found]
+    sums = [float(loss.per_sample(z).sum()) + loss.minimum() for z, loss in losses]
+    open_ = [k for k, (_, loss) in enumerate(losses) if not loss.certain]
+    rest = total - sum(value for k, value in enumerate(sums) if k not in open_)
+    guessed = sum(sums[k] for k in open_)
+    if rest <= 0 or guessed <= 0:
+        return losses
+    for k in open_:
+        z, q, narrow = found[k]
+        one = len(open_) == 1
+        losses[k] = (z, recognise(z, q, mean, rest, narrow) if one else _unknown(z, q, rest * sums[k] / guessed))
+    return losses
+
+
+def _unknown(z: Tensor, q: Tensor, total: float) -> UnknownLoss:
+    return UnknownLoss.adding_up_to(total, z, q)
+
+
+def _narrow(*tensors: Tensor | None) -> torch.dtype:
+    """The narrowest precision among tensors."""
+    return min((t.dtype for t in tensors if t is not None), key=lambda dtype: -torch.finfo(dtype).eps)
+
+
+def true_loss(recording: Recording, outputs: list[Tensor] | None = None) -> float | None:
+    """The batch loss where the model returns it itself, as one scalar output or several that were added up.
+
+    `outputs` are those of a replay, with the new weights; without them it is the loss of the recorded pass. None if
+    the loss was computed from other outputs.
+    """
+    parts = recording.parts or [recording]
+    used = [k for k, q in enumerate(recording.q) if q is not None]
+    if not used or any(part.outputs[k].dim() or part.q[k] is None for part in parts for k in used):
+        return None
+    total = 0.0
+    for k in used:
+        values = [part.outputs[k] for part in parts]
+        if outputs is not None:
+            new = outputs[recording.positions[k]]
+            values = list(new.reshape(-1))  # one for each micro-batch
+        for part, value in zip(parts, values, strict=True):
+            factor = part.q[k]
+            assert factor is not None
+            total += float(factor) * float(value)
+    return total
 
 
 def per_sample(losses: Losses) -> Tensor:
     """The contribution of each sample to the batch loss, above its minimum: (B,)."""
     found = [loss.per_sample(z) for z, loss in losses]
     return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+
+
+def kind_of(losses: Losses) -> str:
+    """The kinds of the losses, each once: "cross_entropy", "squared_error", "unknown", …"""
+    return " + ".join(dict.fromkeys(loss.kind for _, loss in losses))
+
+
+def are_certain(losses: Losses) -> bool:
+    """Whether neither the form nor the scale of any loss is a guess."""
+    return all(loss.certain for _, loss in losses)
+
+
+def warn_uncertain(losses: Losses) -> None:
+    """Warn that the loss is guessed, and say how to hand it over."""
+    kind = kind_of([(z, loss) for z, loss in losses if not loss.certain])
+    assumed = "a mean squared error over all elements" if kind == "squared_error" else f"the form '{kind}'"
+    warn_user(
+        f"The loss was not recognised for certain from its gradient at the outputs: {assumed} is assumed. Hand its "
+        "value over with opt.step(loss=loss), or use opt.step(closure).",
+        UncertainLossWarning,
+    )

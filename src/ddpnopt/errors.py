@@ -29,5 +29,9 @@ class OpenLoopWarning(UserWarning):
     """Some parameters are updated without feedback, by the base optimizer."""
 
 
+class UncertainLossWarning(UserWarning):
+    """The loss is not known for certain: its form or its scale is a guess."""
+
+
 class CheckpointError(DDPNOptError, RuntimeError):
     """A checkpoint cannot be written, read or used."""

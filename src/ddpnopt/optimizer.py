@@ -194,6 +194,7 @@ class DDPNOpt(HookedOptimizer):
         self.steps, self.samples = 0, 0  # taken and seen so far
         self._length = StepLength()  # of steps without a learning rate
         self._uses_losses = diagnostics or self.form.uses_losses
+        self._warned_of_loss = False
         self._chains: dict[tuple[Any, ...], bool] = {}  # whether a sequence of layers is a chain, by signature
         self._averaging = Averaging() if (value == "batch" and feedback if average is None else average) else None
 
@@ -221,20 +222,24 @@ class DDPNOpt(HookedOptimizer):
 
     @torch.no_grad()
     def step(  # type: ignore[override]
-        self, closure: Callable[[], float | Tensor] | None = None
+        self, closure: Callable[[], float | Tensor] | None = None, *, loss: float | Tensor | None = None
     ) -> float | Tensor | None:
-        """Take one step from the passes since the last one, or from that of the closure, called once."""
-        loss = None if closure is None else self._evaluate(closure)
+        """Take one step from the passes since the last one, or from that of the closure, called once.
+
+        Args:
+            closure: computes the loss, calls backward() and returns the loss.
+            loss: the value of the loss that backward() was called on, before a GradScaler; after several micro-batches
+                the sum of their losses. It gives the scale of losses that the gradient alone does not identify.
+        """
+        return super().step(closure, loss=loss)
+
+    def _attempt(self) -> None:
         try:
-            if not hasattr(self, "found_inf") or self._unscaled():  # set by a GradScaler
-                self._step()
+            self._step()
         except NonFiniteError:
             if self.on_nonfinite == "raise":
                 raise
             self.report.skipped += 1
-        finally:
-            self._capture.arrivals.recordings.clear()
-        return loss
 
     def _step(self) -> None:
         if self._averaging is not None and self._averaging.in_use:

@@ -20,7 +20,7 @@ class Report:
 
     step: int = 0
     skipped: int = 0  # steps not taken so far because something was not finite (on_nonfinite="skip")
-    loss: str | None = None  # which loss was recognised
+    loss: str | None = None  # which loss was recognised, "unknown" if none, where the step needs it
     predicted: float | None = None  # change of the batch loss by the quadratic model
     actual: float | None = None  # change of the batch loss on the same batch, by the new outputs
     shortened: int = 0  # steps so far that were shortened because the loss of the same batch would have risen

@@ -1,14 +1,13 @@
-"""Which loss the user has used, recognised from the outputs z and the gradient q = d(batch loss)/dz.
+"""The user's loss as a function of the outputs, shared out among the samples.
 
-An optimizer sees `loss.backward()` and `step()`, never the loss function. But the gradient at the outputs identifies
-the common losses exactly: for cross-entropy softmax(z) - q/w is the target, for the squared error z - q/(2w). With
-the targets known, each sample's loss is known, and so is the loss at any other outputs.
+`recognise` finds it from the outputs z and the gradient q = d(batch loss)/dz. With the targets known, each sample's
+loss is known, and so is the loss at any other outputs.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -24,25 +23,96 @@ class Loss:
     weight: Tensor | float  # broadcasts against the places
     dim: int = -1  # of the classes
     label: Tensor | None = None  # (B,), where the target is one class per sample
+    temperature: float = 1.0  # of the softmax
+    of_probabilities: bool = False  # whether the outputs are probabilities, not logits
+    soft: bool = False  # of the binary form: whether targets lie between 0 and 1
+    certain: bool = True  # False where the form or the scale is a guess
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.target.dtype
 
     def per_sample(self, z: Tensor) -> Tensor:
         """The contribution of each sample to the batch loss, above its minimum: (B,)."""
-        if self.label is not None:
+        if self.temperature != 1.0:
+            z = z / self.temperature
+        if self.label is not None and not self.of_probabilities:
             return F.cross_entropy(z, self.label, reduction="none") * self.weight
         if self.kind == "cross_entropy":
-            at = torch.xlogy(self.target, self.target) - self.target * F.log_softmax(z, self.dim)
+            log_p = _log(z) if self.of_probabilities else F.log_softmax(z, self.dim)
+            at = torch.xlogy(self.target, self.target) - self.target * log_p
             places = self.weight * at.sum(self.dim)
         elif self.kind == "binary_cross_entropy":
-            places = self.weight * F.binary_cross_entropy_with_logits(z, self.target, reduction="none")
+            if self.of_probabilities:
+                places = -(self.target * _log(z) + (1 - self.target) * _log(1 - z))
+            else:
+                places = F.binary_cross_entropy_with_logits(z, self.target, reduction="none")
+            places = self.weight * (places - _binary_entropy(self.target) if self.soft else places)
         else:
             places = self.weight * (z - self.target).square()
         return places.flatten(1).sum(1) if places.dim() > 1 else places
 
+    def minimum(self) -> float:
+        """What the user's loss has at best, where `per_sample` is measured from it: the entropy of soft targets."""
+        if self.kind == "binary_cross_entropy" and self.soft:
+            return float((self.weight * _binary_entropy(self.target)).sum())
+        if self.kind != "cross_entropy" or self.label is not None:
+            return 0.0
+        entropy = -torch.xlogy(self.target, self.target).sum(self.dim)
+        return float((self.weight * entropy).sum())
 
-def total_loss(outputs: list[Tensor], found: list[tuple[Tensor, Loss]]) -> float:
+    def scaled(self, factor: float) -> Loss:
+        """`factor` times the loss."""
+        return replace(self, weight=self.weight * factor)
+
+
+@dataclass(frozen=True)
+class UnknownLoss:
+    """A loss of unknown form, as half the square of one residual per sample, linear in the outputs.
+
+    phi_i(z') = (r_i + <q_i, z' - z> / r_i)^2 / 2 has the gradient q_i at z for any residual r_i. The losses
+    phi_i = r_i^2 / 2 are taken in proportion to |q_i|^2, which is exact for squared errors of any scale and mask.
+    """
+
+    z: Tensor
+    q: Tensor
+    residual: Tensor  # r, (B,)
+    kind: str = "unknown"
+    certain: bool = False
+
+    @classmethod
+    def adding_up_to(cls, total: float, z: Tensor, q: Tensor) -> UnknownLoss:
+        """Losses of the samples in proportion to |q_i|^2."""
+        squares = q.reshape(len(q), -1).square().sum(1)
+        share = squares / squares.sum().clamp_min(torch.finfo(q.dtype).tiny)
+        return cls(z, q, (2 * abs(total) * share).sqrt())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.q.dtype
+
+    def per_sample(self, z: Tensor) -> Tensor:
+        """The contribution of each sample to the batch loss: (B,)."""
+        change = (self.q * (z - self.z)).reshape(len(self.q), -1).sum(1)
+        moves = self.residual > 0
+        safe = torch.where(moves, self.residual, torch.ones_like(self.residual))
+        return torch.where(moves, 0.5 * (self.residual + change / safe).square(), torch.zeros_like(change))
+
+    def minimum(self) -> float:
+        return 0.0
+
+    def scaled(self, factor: float) -> UnknownLoss:
+        """`factor` times the loss."""
+        return replace(self, q=self.q * factor, residual=self.residual * math.sqrt(factor))
+
+
+AnyLoss = Loss | UnknownLoss
+
+
+def total_loss(outputs: list[Tensor], found: list[tuple[Tensor, AnyLoss]]) -> float:
     """The batch loss at some outputs, above its minimum; infinite where it is not a number."""
     pairs = zip(outputs, found, strict=True)
-    total = sum(float(loss.per_sample(z.to(loss.target.dtype)).sum()) for z, (_, loss) in pairs)
+    total = sum(float(loss.per_sample(z.to(loss.dtype)).sum()) for z, (_, loss) in pairs)
     return total if math.isfinite(total) else math.inf
 
 
@@ -53,58 +123,10 @@ def sqrt_curvature(losses: Tensor) -> Tensor:
     return torch.where(losses > tiny, 0.5 / losses.clamp_min(tiny), torch.zeros_like(losses))
 
 
-def recognise(z: Tensor, q: Tensor, mean: bool) -> Loss:
-    """The loss whose gradient at outputs z is q; the squared error where nothing else fits.
-
-    `mean` says whether the user's loss is an average over the batch (and over places or elements) or a sum.
-    """
-    z, q = z.detach(), q.detach()
-    dims = [z.dim() - 1] if z.dim() == 2 else [z.dim() - 1, 1] if z.dim() > 2 else []
-    for dim in dims:
-        found = _cross_entropy(z, q, dim, mean)
-        if found is not None:
-            return found
-    weight = 1.0 / z.numel() if mean else 1.0
-    t = torch.sigmoid(z) - q / weight
-    if bool((torch.minimum(t.abs(), (t - 1).abs()) < 1e-3).all()):
-        return Loss("binary_cross_entropy", t.round(), weight)
-    return Loss("squared_error", z - q / (2 * weight), weight)
+def _log(p: Tensor) -> Tensor:
+    """log p, from -100 on as in `F.binary_cross_entropy`."""
+    return torch.log(p).clamp_min(-100)
 
 
-def _cross_entropy(z: Tensor, q: Tensor, dim: int, mean: bool) -> Loss | None:
-    if z.shape[dim] < 2:
-        return None
-    tolerance = 1e-3 if z.dtype in (torch.float16, torch.bfloat16) else 1e-4
-    s = torch.softmax(z, dim)
-    uniform = z.shape[dim] / z.numel() if mean else 1.0
-    t = s - q / uniform
-    label = t.argmax(dim, keepdim=True)
-    hard = torch.zeros_like(t).scatter_(dim, label, 1.0)
-    if float(torch.linalg.vector_norm(t - hard, math.inf)) <= tolerance:  # the common case first
-        return Loss("cross_entropy", hard, uniform, dim, label[:, 0] if z.dim() == 2 else None)
-    size = q.abs().amax()
-    if not bool((q.sum(dim).abs() <= tolerance * size * z.shape[dim]).all()):
-        return None
-    soft = Loss("cross_entropy", _sharpen(t, dim), uniform, dim)
-    possible = bool((t > -tolerance).all())
-    # hard targets, the same weight at each place; with two classes other weights and soft targets look the same
-    if possible and (z.shape[dim] == 2 or bool((t.amax(dim) > 0.999).all())):
-        return soft
-    # places of different weight (class weights, ignored labels, a scaled loss): weight from the label's own entry
-    label = q.argmin(dim, keepdim=True)
-    w = -q.gather(dim, label) / (1 - s.gather(dim, label)).clamp_min(torch.finfo(s.dtype).eps)
-    hard = _one_hot(label, s, dim)
-    if bool(((q - w * (s - hard)).abs() <= tolerance * size).all()):
-        return Loss("cross_entropy", hard, w.squeeze(dim), dim)
-    return soft if possible else None
-
-
-def _sharpen(t: Tensor, dim: int) -> Tensor:
-    """Targets without rounding: those that are one-hot exactly so, the others on the simplex."""
-    top, label = t.max(dim, keepdim=True)
-    soft = t.clamp_min(0)
-    return torch.where(top > 0.999, _one_hot(label, t, dim), soft / soft.sum(dim, keepdim=True))
-
-
-def _one_hot(label: Tensor, like: Tensor, dim: int) -> Tensor:
-    return torch.zeros_like(like).scatter_(dim, label, 1.0)
+def _binary_entropy(p: Tensor) -> Tensor:
+    return -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p))

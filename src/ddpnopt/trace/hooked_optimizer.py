@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, overload
@@ -9,14 +10,30 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from ddpnopt.errors import OptionError
 from ddpnopt.trace.hooks import Capture
 from ddpnopt.trace.rescaling import scale, scaler_factor
+
+
+def loss_value(loss: Any, *, given: bool) -> float | None:
+    """The number in a loss; None for one that is not a number or not finite, an error for a wrong argument."""
+    if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
+        value = float(loss.detach())
+    elif isinstance(loss, (int, float)):
+        value = float(loss)
+    elif given:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise OptionError(f"step(loss=…) takes the scalar that backward() was called on, or its value, not {what}.")
+    else:  # a closure may return anything
+        return None
+    return value if math.isfinite(value) else None
 
 
 class HookedOptimizer(torch.optim.Optimizer):
     """An optimizer that steps from what its capture has recorded."""
 
     _capture: Capture
+    _loss_value: float | None = None  # of the loss, for the step that is being taken
     _step_supports_amp_scaling = True  # a GradScaler leaves it to step() to remove the loss scale
 
     def __getstate__(self) -> dict[str, Any]:
@@ -29,21 +46,33 @@ class HookedOptimizer(torch.optim.Optimizer):
         self._capture.arrivals.recordings.clear()
 
     @overload  # type: ignore[override]
-    def step(self, closure: None = None) -> None: ...
+    def step(self, closure: None = None, *, loss: float | Tensor | None = None) -> None: ...
 
     @overload
-    def step(self, closure: Callable[[], float | Tensor]) -> float | Tensor: ...
+    def step(self, closure: Callable[[], float | Tensor], *, loss: float | Tensor | None = None) -> float | Tensor: ...
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float | Tensor] | None = None) -> float | Tensor | None:
-        """Take one step from the last forward and backward pass, or from the closure's, called once."""
-        loss = None if closure is None else self._evaluate(closure)
+    def step(
+        self, closure: Callable[[], float | Tensor] | None = None, *, loss: float | Tensor | None = None
+    ) -> float | Tensor | None:
+        """Take one step from the last forward and backward pass, or from the closure's, called once.
+
+        Args:
+            closure: computes the loss, calls backward() and returns the loss.
+            loss: the value of the loss that backward() was called on; the closure's return value if there is one.
+        """
+        returned = None if closure is None else self._evaluate(closure)
+        self._loss_value = loss_value(returned if loss is None else loss, given=loss is not None)
         try:
-            if not hasattr(self, "found_inf") or self._unscaled():
-                self._step()
+            if not hasattr(self, "found_inf") or self._unscaled():  # set by a GradScaler
+                self._attempt()
         finally:
+            self._loss_value = None
             self._capture.arrivals.recordings.clear()
-        return loss
+        return returned
+
+    def _attempt(self) -> None:
+        self._step()
 
     @staticmethod
     def _evaluate(closure: Callable[[], float | Tensor]) -> float | Tensor:

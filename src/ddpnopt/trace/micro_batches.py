@@ -135,7 +135,8 @@ class MicroBatches:
                 for turn in turns:
                     turn.close()
         outputs = [turn.result or [] for turn in turns]
-        return [torch.cat(o) if o[0].dim() > 0 else o[0] for o in zip(*outputs, strict=True)]
+        # scalars are losses of the model itself: one for each micro-batch
+        return [torch.cat(o) if o[0].dim() > 0 else torch.stack(o) for o in zip(*outputs, strict=True)]
 
     def _run(self, part: Recording, observed: bool, turn: Turn[Pause, list[Tensor]]) -> list[Tensor]:
         def pause(kind: str, t: int, value: Tensor) -> None:

@@ -6,6 +6,7 @@ gradients recorded by the hooks: a factor applied to the former must be applied 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -114,8 +115,11 @@ def _factor_of_grads(recording: Recording, average: Average) -> float | None:
     return first if all(abs(factor - first) <= some * abs(first) for factor, some in factors) else None
 
 
-def follow(recording: Recording, average: Average, *, unscaled: bool) -> None:
-    """Where `.grad` was unscaled or clipped since the backward pass, scale the recorded gradients alike."""
+def follow(recording: Recording, average: Average, *, unscaled: bool) -> float | None:
+    """Where `.grad` was unscaled or clipped since the backward pass, scale the recorded gradients alike.
+
+    Returns by which factor it was clipped, None if that cannot be separated from the scale of a GradScaler.
+    """
     factor = _factor_of_grads(recording, average)
     if factor is not None and factor != 1.0:
         scale(recording, factor)
@@ -125,6 +129,12 @@ def follow(recording: Recording, average: Average, *, unscaled: bool) -> None:
             "loss scale is unknown: clip by the norm of all gradients (clip_grad_norm_), and set weight_decay instead "
             "of a penalty in the loss."
         )
+    if factor is None or factor <= 0:
+        return 1.0
+    if not unscaled:
+        return factor
+    power = math.log2(factor)  # a scaler's own factor is a power of two
+    return 1.0 if abs(power - round(power)) < 1e-3 else None
 
 
 def penalty(record: LayerRecord, average: Average = list) -> Parts | None:

@@ -20,7 +20,8 @@ from ddpnopt.control.rollout import simulate, stage_costs
 from ddpnopt.control.search import Current, line_search
 from ddpnopt.control.solver import schedule
 from ddpnopt.control.stages import Run, Trajectory, over_batch, plan, stack
-from ddpnopt.ddp.loss import Loss, recognise
+from ddpnopt.ddp.loss import AnyLoss, Loss
+from ddpnopt.ddp.recognise import recognise
 from ddpnopt.errors import ModelError
 from ddpnopt.lab.baselines.base import ChainOptimizer, Pass
 from ddpnopt.lab.baselines.chain import ChainStage, require_fully_connected
@@ -100,7 +101,7 @@ class VanillaDDP(ChainOptimizer):
         phi = lambda x: loss.per_sample(x.reshape(shape)).sum()  # noqa: E731
         return Problem(dynamics, lambda x, u: 0.5 * decay * u.square().sum(), phi)
 
-    def _loss_of(self, seen: Pass) -> Loss:
+    def _loss_of(self, seen: Pass) -> AnyLoss:
         z, q = seen.x[-1].double(), seen.grad_x[-1]
         assert q is not None
         if self.loss == "auto":
@@ -166,7 +167,7 @@ class VanillaDDP(ChainOptimizer):
         return lambda mu: backward(expansion, runs, mu, regularize="proximal", trajectory=trajectory, limits=None)
 
 
-def _terminal_derivatives(loss: Loss, z: Tensor) -> tuple[Tensor, Tensor]:
+def _terminal_derivatives(loss: AnyLoss, z: Tensor) -> tuple[Tensor, Tensor]:
     """phi_x (B n,) and phi_xx (B n, B n) at the outputs z (B, n): a block for each sample."""
 
     def gradient(z: Tensor) -> Tensor:

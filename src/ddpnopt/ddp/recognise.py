@@ -1,0 +1,108 @@
+"""Which loss the user has used, recognised from the outputs z and the gradient q = d(batch loss)/dz.
+
+An optimizer sees `loss.backward()` and `step()`, never the loss function. But the gradient at the outputs identifies
+the common losses: for cross-entropy softmax(z) - q/w is the target, for the squared error z - q/(2w). The value of the
+loss, if it is handed over, gives the scale where the gradient does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ddpnopt.ddp import recognise_binary as binary
+from ddpnopt.ddp.evidence import has_usual_scale, is_round, shared_magnitude, tolerance
+from ddpnopt.ddp.loss import AnyLoss, Loss, UnknownLoss
+from ddpnopt.ddp.recognise_classes import cross_entropy
+
+
+def recognise(
+    z: Tensor, q: Tensor, mean: bool, total: float | None = None, precision: torch.dtype | None = None
+) -> AnyLoss:
+    """The loss whose gradient at outputs z is q; a squared error, or one of unknown form, where nothing else fits.
+
+    `mean` says whether the user's loss is an average over the batch (and over places or elements) or a sum, `total`
+    is its value, and `precision` the narrowest in which z and q were computed.
+    """
+    z, q = z.detach(), q.detach()
+    tol = tolerance(z.dtype, q.dtype, precision or q.dtype)
+    incomplete: Loss | None = None  # certain by its gradient, but the loss has other parts
+    guess: Loss | None = None
+    for found in _candidates(z, q, mean, tol, total):
+        if total is None:
+            if found.certain:
+                return found
+            guess = guess or found
+            continue
+        sum_here = float(found.per_sample(z).double().sum()) + found.minimum()
+        slack = 10 * tol * abs(total)
+        if abs(sum_here - total) <= slack:
+            return replace(found, certain=True)
+        if found.certain and incomplete is None:
+            incomplete = replace(found, certain=sum_here <= total + slack)  # a penalty on the weights adds to it
+    return incomplete or guess or _other(z, q, mean, tol, total)
+
+
+def _candidates(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) -> Iterator[Loss]:
+    if z.numel() == 0:
+        return
+    dims = [z.dim() - 1] if z.dim() == 2 else [z.dim() - 1, 1] if z.dim() > 2 else []
+    for dim in dims:
+        yield from cross_entropy(z, q, dim, mean, tol, total)
+    yield from _binary_cross_entropy(z, q, mean, tol, total)
+
+
+def _binary_cross_entropy(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) -> Iterator[Loss]:
+    kind, weight = "binary_cross_entropy", 1.0 / z.numel() if mean else 1.0
+    p = torch.sigmoid(z)
+    t = p - q / weight
+    if bool((torch.minimum(t.abs(), (t - 1).abs()) < max(tol, 1e-3)).all()):
+        yield Loss(kind, t.round(), weight)
+        return
+    if not bool((q != 0).any()):
+        return
+    forms = [(p, torch.sigmoid(-z), q, False)]
+    if bool(((z >= 0) & (z <= 1)).all()):
+        forms.append((z, 1 - z, q * z * (1 - z), True))
+    for p, not_p, grad, of_probabilities in forms:
+        match = binary.hard_targets(p, not_p, grad, tol)
+        if match is not None:
+            yield Loss(kind, match[0], match[1], of_probabilities=of_probabilities)
+    for p, not_p, grad, of_probabilities in forms:
+        matches = [binary.two_targets(p, grad, tol), binary.zeros_and_ones(p, not_p, grad, tol)]
+        if total is not None:
+            logits = torch.log(p) - torch.log(not_p) if of_probabilities else z
+            matches.append(binary.any_targets(total, logits, p, grad, tol))
+        for match in matches:
+            if match is not None:
+                t, w, certain = match
+                yield Loss(kind, t, w, of_probabilities=of_probabilities, soft=True, certain=certain)
+
+
+def _other(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) -> AnyLoss:
+    """A squared error if the loss says so, or if it is not known and nothing speaks against it."""
+    size = float(q.double().square().sum())
+    usual = 1.0 / max(z.numel(), 1) if mean else 1.0
+    if total is None or total == 0 or size == 0:
+        if shared_magnitude(q, tol):
+            return UnknownLoss.adding_up_to(size / (4 * usual), z, q)
+        return Loss("squared_error", z - q / (2 * usual), usual, certain=size == 0)
+    scale = size / (4 * total)  # of loss = scale * sum (z - t)^2
+    if total < 0 or not has_usual_scale(scale, q, tol):
+        return UnknownLoss.adding_up_to(total, z, q)
+    weight: Tensor | float = scale
+    if abs(scale - usual) <= tol * usual:
+        weight = scale = usual
+    elif _is_masked(scale, q, tol):
+        weight = scale * (q != 0).to(q.dtype)
+    return Loss("squared_error", z - q / (2 * scale), weight)
+
+
+def _is_masked(scale: float, q: Tensor, tol: float) -> bool:
+    """Whether elements without gradient do not count: the loss is a mean over the others."""
+    live = int((q != 0).sum())
+    over_all = any(is_round(scale * count, tol, (1.0, 5.0)) for count in (q.numel(), len(q)))
+    return live < q.numel() and is_round(scale * live, tol) and not over_all

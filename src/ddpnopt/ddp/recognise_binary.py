@@ -1,0 +1,99 @@
+"""Binary cross-entropy, recognised from p = P(target 1) and the gradient with respect to the logits.
+
+For one element q = w (p - t). A target of 0 or 1 follows from the sign of q, and w from q / p or -q / (1 - p).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ddpnopt.ddp.evidence import enough, has_usual_scale
+
+Match = tuple[Tensor, Tensor | float, bool]
+"""Targets, weights, and whether the match is certain by itself."""
+
+
+def hard_targets(p: Tensor, not_p: Tensor, q: Tensor, tol: float) -> Match | None:
+    """Targets 0 and 1 at any scale: one weight; one per target (pos_weight), also per column; or one per sample."""
+    live = q != 0
+    t = torch.where(live, q < 0, p > 0.5)
+    d = torch.where(t, -not_p, p)  # p - t
+    masked = ~live & (d.abs() > tol)
+    columns = torch.arange(p.shape[-1], device=p.device).expand(p.shape)
+    samples = torch.arange(len(p), device=p.device).view(-1, *[1] * (p.dim() - 1)).expand(p.shape)
+    groupings = [torch.zeros_like(columns), t.long(), 2 * columns + t, samples]
+    for group in groupings[:2] if p.dim() == 1 else groupings:
+        w = _weights(group, d, q, live, tol)
+        if w is not None:
+            weight: Tensor | float = torch.where(masked, 0.0, w[group])
+            if len(w) == 1 and not bool(masked.any()):
+                weight = float(w[0])
+            return t.to(p.dtype), weight, True
+    return None
+
+
+def _weights(group: Tensor, d: Tensor, q: Tensor, live: Tensor, tol: float) -> Tensor | None:
+    """One weight per group such that q = w d, if the gradient says so."""
+    count = int(group.max()) + 1
+    index, size, distance = group[live], q[live].abs(), d[live].abs()
+
+    def sums(x: Tensor) -> Tensor:
+        return x.new_zeros(count).index_add_(0, index, x)
+
+    number, total = sums(torch.ones_like(size)), sums(distance)
+    w = sums(size) / total.clamp_min(torch.finfo(q.dtype).tiny)
+    if not bool(((size - w[index] * distance).abs() <= tol * w.amax()).all()):
+        return None
+    # where all p are equal any weight fits: only those that differ from the others of their group say something
+    informative = (distance - (total / number.clamp_min(1))[index]).abs() > 5 * tol
+    return w if int(informative.sum()) - int((number > 0).sum()) >= enough(tol) else None
+
+
+def two_targets(p: Tensor, q: Tensor, tol: float) -> Match | None:
+    """Smoothed labels at any scale: q = w p - w t has the slope w in both groups, which the sign of q separates."""
+    upper = q < 0
+    for _ in range(4):
+        centred_p, centred_q = p.double().clone(), q.double().clone()
+        for group in (upper, ~upper):
+            if not bool(group.any()):
+                return None
+            centred_p[group] -= p[group].double().mean()
+            centred_q[group] -= q[group].double().mean()
+        w = float((centred_p * centred_q).sum() / centred_p.square().sum().clamp_min(1e-300))
+        if w <= 0:
+            return None
+        t = p - q / w
+        upper = t > 0.5
+    informative = int((centred_p.abs() > 5 * tol).sum()) - 3
+    fits = bool(((centred_q - w * centred_p).abs() <= tol * w).all()) and bool(((t > -tol) & (t < 1 + tol)).all())
+    return (t.clamp(0, 1), w, True) if fits and informative >= enough(tol) else None
+
+
+def zeros_and_ones(p: Tensor, not_p: Tensor, q: Tensor, tol: float) -> Match | None:
+    """Targets between 0 and 1 at any scale, many of them 0 or 1: q / p and -q / (1 - p) are at most w, and w there."""
+    ratios = torch.cat([(q / p)[p > 0.05], (-q / not_p)[not_p > 0.05]])
+    w = float(ratios.amax()) if len(ratios) else 0.0
+    if w <= 0:
+        return None
+    t = p - q / w
+    if not _are_targets(t, tol):
+        return None
+    at_end = (torch.minimum(t.abs(), (t - 1).abs()) < tol) & ((t - p).abs() > 5 * tol)
+    informative = int((at_end & ((p - p.mean()).abs() > 5 * tol)).sum())
+    return (t.clamp(0, 1), w, True) if informative >= max(enough(tol) + 2, 0.2 * p.numel()) else None
+
+
+def any_targets(total: float, z: Tensor, p: Tensor, q: Tensor, tol: float) -> Match | None:
+    """Any targets, if the loss is known: it is linear in w, sum(w H(p) + q z) with H(p) the entropy."""
+    entropy = -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p)).double().sum()
+    w = float((total - (q.double() * z.double()).sum()) / entropy.clamp_min(1e-300))
+    if w > 0 and has_usual_scale(w, q, tol):
+        t = p - q / w
+        if _are_targets(t, tol):
+            return t.clamp(0, 1), w, False
+    return None
+
+
+def _are_targets(t: Tensor, tol: float) -> bool:
+    return bool(((t > -tol) & (t < 1 + tol)).all())
