@@ -65,6 +65,7 @@ class Step:
         self.chosen = 1.0  # the fraction of the first attempt
         self.decrease_of_rest = 0.0
         self._gradient_sum = 0.0
+        self.certain = True  # whether the loss after the step is that of the user, and not of a guess
         self._share = 1.0  # of this process's samples in the batch loss
         self.loss_before: float | None = None  # None: nothing to judge the step by
         self.weights_before: dict[nn.Parameter, Tensor] = {}  # before the step, of parameters updated without feedback
@@ -186,6 +187,8 @@ class Step:
             fraction /= math.sqrt(1 + opt.samples / opt.relax_samples)
         judged = opt.form.value == "batch" and opt.closed_loop
         loss = self._batch_loss() if judged else None
+        known = true_loss(recording) is not None or (self.losses is not None and are_certain(self.losses))
+        self.certain = loss is not None and known
         if loss is None:
             yield fraction
             return
@@ -281,7 +284,7 @@ class Step:
         returned = true_loss(recording, outputs)
         if returned is not None:
             return returned * self._share
-        if losses is None or not recording.used_outputs or (self.opt.form.scale_free and not are_certain(losses)):
+        if losses is None or not recording.used_outputs:
             return None
         if outputs is not None:
             return total_loss(recording.used(outputs), losses)

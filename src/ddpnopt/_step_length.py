@@ -40,7 +40,7 @@ def choose_fraction(step: Step, value: ScaleFree, shorter: float, slope: float |
     if step.evidence is None:  # not in a repetition
         if slope is not None and found.loss > 0:
             length.feel(slope / found.loss)
-            if step.loss_before is None:
+            if not step.certain:
                 length.learn_from_slope(found, slope / found.loss)
         step.chosen, step.evidence = length.choose(found), found
     # lr is a factor here: a scheduler may shorten all steps
@@ -58,7 +58,7 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> bool:
     if found.loss > 0:
         decrease = step.fraction * found.own + step.decrease_of_rest / found.loss
         step.opt._length.learn(found, step.fraction, decrease, change)
-    if step.loss_before is None or step.opt.steps % FELT_EVERY == FELT_EVERY - 1:
+    if not step.certain or step.opt.steps % FELT_EVERY == FELT_EVERY - 1:
         _keep_update(step)
     return True
 

@@ -31,6 +31,7 @@ FALL_AFTER = 10.0  # steps before the fraction may fall by less than a tenth
 SLOPE_GAIN = 0.5  # how strongly the slope after a step acts on the logarithm of the fraction
 SLOPE_OFFSET = 0.1  # the slope, relative to the step's own, at which a length is kept: a little beyond the minimum
 LEAST_KAPPA = 0.5
+FELT = 0.5  # of the curvature by the slope after a step: a lower bound of kappa
 RESOLUTION = 1e-6  # relative changes of the loss below this are rounding errors
 
 
@@ -61,6 +62,8 @@ class StepLength:
     unseen_curvature: float = 0.0
     true_curvature: float = 0.0
     model_curvature: float = 0.0
+    felt_curvature: float = 0.0  # by the slope after a step
+    felt_model: float = 0.0
     decrease: float = 0.0  # first-order decrease of the last step, all parameters together
     slope: float = 0.0  # running slope after a step, relative to `decrease`
     slope_weight: float = 0.0
@@ -106,12 +109,20 @@ class StepLength:
         """Take in a step of fraction `taken`: the predicted first-order decrease and the true change of the loss."""
         self.fraction, self.decrease = taken, decrease
         if change is None or decrease < RESOLUTION:
+            self.kappa = max(self.kappa / GROWTH, LEAST_KAPPA)  # bounded by the slope after the step alone
             return
         self._measure(2 * max(change + decrease - RESOLUTION, 0.0), found, taken)
 
     def learn_from_slope(self, found: Evidence, slope: float) -> None:
-        """The same where the loss after the step is not known: from the slope of the next batch along the update."""
-        self._measure(max(slope + self.decrease, 0.0), found, self.fraction)
+        """Where the loss after a step is a guess, or not known: the slope of the next batch along the update.
+
+        It needs neither the form nor the scale of the loss. As the batch is another one, noise makes the curvature look
+        larger: half of it is a lower bound of kappa.
+        """
+        model = found.own_curvature * self.fraction**2
+        self.felt_curvature = DECAY * self.felt_curvature + (1 - DECAY) * max(slope + self.decrease, 0.0)
+        self.felt_model = DECAY * self.felt_model + (1 - DECAY) * model
+        self.kappa = max(self.kappa, FELT * self.felt_curvature / max(self.felt_model, 1e-300))
 
     def _measure(self, true: float, found: Evidence, taken: float) -> None:
         share = found.loss / self.loss if self.loss > 0 else 1.0
