@@ -211,7 +211,7 @@ def recognised_losses(recording: Recording, mean: bool) -> Losses:
     if not found:
         last = recording.layers[-1]
         assert last.p_h is not None
-        found = [(last.model_layer.module.forward(last.x), last.p_h)]
+        found = [(last.model_layer.output(last.x), last.p_h)]
     return [(z, recognise(z, q, mean)) for z, q in found]
 
 

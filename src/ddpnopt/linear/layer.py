@@ -103,6 +103,14 @@ class Layer(ABC):
         object.__setattr__(part, "weight_shape", (rows, *self.weight_shape[1:]))
         return part, v.narrow(self.output_dim, start, rows)
 
+    def together(self, uses: list[Tensor]) -> Tensor:
+        """Inputs, or outputs, of several uses of the layer in one pass as further places: (B, …) each -> (B, …)."""
+        raise TypeError(f"the uses of {type(self).__name__} in one pass are different stages")
+
+    @property
+    def bias_shape(self) -> tuple[int, ...]:
+        return self.weight_shape[:1]
+
     @property
     def joint_shape(self) -> tuple[int, int, int]:
         """(g, O, J) of the joint form."""
