@@ -31,7 +31,7 @@ class Step:
 
 
 def flat_u(layer: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in (layer.weight, layer.bias) if p is not None])
+    return torch.cat([p.detach().flatten() for p in (layer.weight, getattr(layer, "bias", None)) if p is not None])
 
 
 def steps_of(net: nn.Sequential, x: Tensor) -> list[Step]:
@@ -59,13 +59,26 @@ def step_of(layer: nn.Module, rest: list[nn.Module], x_shape: torch.Size, h_shap
         params = {n: p.view(s) for n, p, s in zip(names, pieces, shapes, strict=True)}
         return functional_call(layer, params, (x.view(1, *x_shape),)).flatten()
 
-    def sigma(h: Tensor) -> Tensor:
-        h = h.view(1, *h_shape)
-        for m in rest:
-            h = m(h)
+    return Step(g, lambda h: _through(rest, h.view(1, *h_shape)), flat_u(layer), layer, h_shape.numel())
+
+
+def embedding_step(layer: nn.Embedding, rest: list[nn.Module], h_shape: torch.Size) -> Step:
+    """A state of ids, as floating-point numbers; the row of the padding does not depend on u."""
+
+    def g(x: Tensor, u: Tensor) -> Tensor:
+        ids, rows = x.long(), u.view(layer.weight.shape)
+        h = rows[ids]
+        if layer.padding_idx is not None:
+            h = torch.where((ids == layer.padding_idx)[:, None], h.detach(), h)
         return h.flatten()
 
-    return Step(g, sigma, flat_u(layer), layer, h_shape.numel())
+    return Step(g, lambda h: _through(rest, h.view(1, *h_shape)), flat_u(layer), layer, h_shape.numel())
+
+
+def _through(modules: list[nn.Module], h: Tensor) -> Tensor:
+    for m in modules:
+        h = m(h)
+    return h.flatten()
 
 
 # -- dense curvatures, one step from an empty state -------------------------------------------------------------------
