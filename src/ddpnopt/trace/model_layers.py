@@ -131,8 +131,9 @@ def find_layers(
                 layers.append(found)
     if not layers:
         raise ModelError(
-            "The model has no layer that DDPNOpt can control: it needs at least one nn.Linear or nn.Conv1d/2d/3d with "
-            "a trainable weight of its own (not shared, not parametrised, not excluded)."
+            "The model has no layer that DDPNOpt can control: it needs at least one nn.Linear or nn.Conv1d/2d/3d (or, "
+            "with value='batch' or 'outer', a norm or an nn.Embedding) with a trainable weight of its own (not shared, "
+            "not parametrised, not excluded)."
         )
     return layers
 
