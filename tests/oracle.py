@@ -34,16 +34,49 @@ def flat_u(layer: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in (layer.weight, getattr(layer, "bias", None)) if p is not None])
 
 
+class Scale(nn.Module):
+    """What a norm does after it has normalised: h = w o x + b."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.weight, self.bias = norm.weight, getattr(norm, "bias", None)
+        self.first = isinstance(norm, nn.GroupNorm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        w, b = (self.weight, self.bias) if self.bias is not None else (self.weight, torch.zeros_like(self.weight))
+        sizes = (-1, *[1] * (x.dim() - 2)) if self.first else w.shape
+        return x * w.view(sizes) + b.view(sizes)
+
+
+def with_norms_apart(net: nn.Sequential) -> nn.Sequential:
+    """Each norm as a normalisation without parameters and the scale and shift behind it."""
+    modules: list[nn.Module] = []
+    for m in net:
+        if isinstance(m, nn.LayerNorm):
+            modules += [nn.LayerNorm(m.normalized_shape, m.eps, elementwise_affine=False), Scale(m)]
+        elif isinstance(m, nn.RMSNorm):
+            modules += [nn.RMSNorm(m.normalized_shape, m.eps, elementwise_affine=False), Scale(m)]
+        elif isinstance(m, nn.GroupNorm):
+            modules += [nn.GroupNorm(m.num_groups, m.num_channels, m.eps, affine=False), Scale(m)]
+        else:
+            modules.append(m)
+    return nn.Sequential(*modules)
+
+
 def steps_of(net: nn.Sequential, x: Tensor) -> list[Step]:
     """Cut a Sequential into stages: a layer and what follows it up to the next one."""
     modules = list(net)
-    starts = [i for i, m in enumerate(modules) if isinstance(m, (nn.Linear, nn.modules.conv._ConvNd))]
+    kinds = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, Scale)
+    starts = [i for i, m in enumerate(modules) if isinstance(m, kinds)]
     assert starts[0] == 0
     steps = []
     for a, b in zip(starts, [*starts[1:], len(modules)], strict=True):
         layer, rest = modules[a], modules[a + 1 : b]
         h = layer(x)
-        steps.append(step_of(layer, rest, x.shape[1:], h.shape[1:]))
+        if isinstance(layer, nn.Embedding):
+            steps.append(embedding_step(layer, rest, h.shape[1:]))
+        else:
+            steps.append(step_of(layer, rest, x.shape[1:], h.shape[1:]))
         for m in rest:
             h = m(h)
         x = h.detach()
@@ -51,7 +84,7 @@ def steps_of(net: nn.Sequential, x: Tensor) -> list[Step]:
 
 
 def step_of(layer: nn.Module, rest: list[nn.Module], x_shape: torch.Size, h_shape: torch.Size) -> Step:
-    names = [n for n in ("weight", "bias") if getattr(layer, n) is not None]
+    names = [n for n in ("weight", "bias") if getattr(layer, n, None) is not None]
     shapes = [getattr(layer, n).shape for n in names]
 
     def g(x: Tensor, u: Tensor) -> Tensor:
