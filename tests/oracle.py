@@ -31,19 +31,52 @@ class Step:
 
 
 def flat_u(layer: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in (layer.weight, layer.bias) if p is not None])
+    return torch.cat([p.detach().flatten() for p in (layer.weight, getattr(layer, "bias", None)) if p is not None])
+
+
+class Scale(nn.Module):
+    """What a norm does after it has normalised: h = w o x + b."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.weight, self.bias = norm.weight, getattr(norm, "bias", None)
+        self.first = isinstance(norm, nn.GroupNorm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        w, b = (self.weight, self.bias) if self.bias is not None else (self.weight, torch.zeros_like(self.weight))
+        sizes = (-1, *[1] * (x.dim() - 2)) if self.first else w.shape
+        return x * w.view(sizes) + b.view(sizes)
+
+
+def with_norms_apart(net: nn.Sequential) -> nn.Sequential:
+    """Each norm as a normalisation without parameters and the scale and shift behind it."""
+    modules: list[nn.Module] = []
+    for m in net:
+        if isinstance(m, nn.LayerNorm):
+            modules += [nn.LayerNorm(m.normalized_shape, m.eps, elementwise_affine=False), Scale(m)]
+        elif isinstance(m, nn.RMSNorm):
+            modules += [nn.RMSNorm(m.normalized_shape, m.eps, elementwise_affine=False), Scale(m)]
+        elif isinstance(m, nn.GroupNorm):
+            modules += [nn.GroupNorm(m.num_groups, m.num_channels, m.eps, affine=False), Scale(m)]
+        else:
+            modules.append(m)
+    return nn.Sequential(*modules)
 
 
 def steps_of(net: nn.Sequential, x: Tensor) -> list[Step]:
     """Cut a Sequential into stages: a layer and what follows it up to the next one."""
     modules = list(net)
-    starts = [i for i, m in enumerate(modules) if isinstance(m, (nn.Linear, nn.modules.conv._ConvNd))]
+    kinds = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, Scale)
+    starts = [i for i, m in enumerate(modules) if isinstance(m, kinds)]
     assert starts[0] == 0
     steps = []
     for a, b in zip(starts, [*starts[1:], len(modules)], strict=True):
         layer, rest = modules[a], modules[a + 1 : b]
         h = layer(x)
-        steps.append(step_of(layer, rest, x.shape[1:], h.shape[1:]))
+        if isinstance(layer, nn.Embedding):
+            steps.append(embedding_step(layer, rest, h.shape[1:]))
+        else:
+            steps.append(step_of(layer, rest, x.shape[1:], h.shape[1:]))
         for m in rest:
             h = m(h)
         x = h.detach()
@@ -51,7 +84,7 @@ def steps_of(net: nn.Sequential, x: Tensor) -> list[Step]:
 
 
 def step_of(layer: nn.Module, rest: list[nn.Module], x_shape: torch.Size, h_shape: torch.Size) -> Step:
-    names = [n for n in ("weight", "bias") if getattr(layer, n) is not None]
+    names = [n for n in ("weight", "bias") if getattr(layer, n, None) is not None]
     shapes = [getattr(layer, n).shape for n in names]
 
     def g(x: Tensor, u: Tensor) -> Tensor:
@@ -59,13 +92,26 @@ def step_of(layer: nn.Module, rest: list[nn.Module], x_shape: torch.Size, h_shap
         params = {n: p.view(s) for n, p, s in zip(names, pieces, shapes, strict=True)}
         return functional_call(layer, params, (x.view(1, *x_shape),)).flatten()
 
-    def sigma(h: Tensor) -> Tensor:
-        h = h.view(1, *h_shape)
-        for m in rest:
-            h = m(h)
+    return Step(g, lambda h: _through(rest, h.view(1, *h_shape)), flat_u(layer), layer, h_shape.numel())
+
+
+def embedding_step(layer: nn.Embedding, rest: list[nn.Module], h_shape: torch.Size) -> Step:
+    """A state of ids, as floating-point numbers; the row of the padding does not depend on u."""
+
+    def g(x: Tensor, u: Tensor) -> Tensor:
+        ids, rows = x.long(), u.view(layer.weight.shape)
+        h = rows[ids]
+        if layer.padding_idx is not None:
+            h = torch.where((ids == layer.padding_idx)[:, None], h.detach(), h)
         return h.flatten()
 
-    return Step(g, sigma, flat_u(layer), layer, h_shape.numel())
+    return Step(g, lambda h: _through(rest, h.view(1, *h_shape)), flat_u(layer), layer, h_shape.numel())
+
+
+def _through(modules: list[nn.Module], h: Tensor) -> Tensor:
+    for m in modules:
+        h = m(h)
+    return h.flatten()
 
 
 # -- dense curvatures, one step from an empty state -------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import oracle
@@ -59,6 +60,62 @@ def test_batch_equals_joint_state_ddp_in_value_and_weights(
         P = torch.cat([torch.block_diag(*p.flatten(1)) for p in spy.p_x[t]])  # (R B, B n)
         torch.testing.assert_close(spy.v[t] @ P, result.V_x[t], **close)
         torch.testing.assert_close(P.T @ spy.L[t] @ P, result.V_xx[t], **close)
+
+
+EVERY_KIND: dict[str, tuple[Callable[[], nn.Sequential], Callable[[], Tensor]]] = {
+    "layer norms": (
+        lambda: nn.Sequential(
+            nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3), nn.LayerNorm(3, bias=False), nn.Tanh(),
+            nn.Linear(3, 3),
+        ),
+        lambda: torch.randn(4, 4),
+    ),
+    "norms of tokens": (
+        lambda: nn.Sequential(
+            nn.Linear(3, 4), nn.RMSNorm(4), nn.Tanh(), nn.Linear(4, 2), nn.LayerNorm((3, 2)), nn.Flatten(),
+            nn.Linear(6, 3),
+        ),
+        lambda: torch.randn(3, 3, 3),
+    ),
+    "group norm": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 2), nn.GroupNorm(2, 4), nn.Sigmoid(), nn.Conv2d(4, 2, 2), nn.Flatten(), nn.Linear(8, 3)
+        ),
+        lambda: torch.randn(3, 1, 4, 4),
+    ),
+    "embedding": (
+        lambda: nn.Sequential(
+            nn.Embedding(5, 3, padding_idx=1), nn.LayerNorm(3), nn.Tanh(), nn.Linear(3, 2), nn.Tanh(), nn.Flatten(),
+            nn.Linear(8, 3),
+        ),
+        lambda: torch.randint(5, (4, 4)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+@pytest.mark.parametrize("terminal", ["sqrt", "gn", "cross_entropy"])
+@pytest.mark.parametrize("kind", ["identity", "rmsprop", "adam"])
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_norms_and_embeddings_equal_joint_state_ddp(name: str, kind: str, terminal: str, weight_decay: float) -> None:
+    make, inputs = EVERY_KIND[name]
+    net, X = make(), inputs()
+    for p in net.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    if isinstance(net[0], nn.Embedding):
+        net[0].weight.data[1] = 0.0  # the row of the padding
+    y = torch.arange(len(X)) % 3
+    steps = oracle.steps_of(oracle.with_norms_apart(net), X)
+    curvature, eta = CURVATURES[kind]
+    eta = eta if kind == "identity" else eta / 20
+    z, q = take_step(
+        net, X, y, lr=eta, value="batch", dof=1.0, terminal=terminal, curvature=curvature, weight_decay=weight_decay
+    )
+    result = oracle.joint_ddp(
+        steps, X.to(z.dtype), q.flatten(), terminal_hessian(terminal, z, q, y), eta=eta, kind=kind,
+        weight_decay=weight_decay, options=DAMPING,
+    )  # fmt: skip
+    same_weights(net, result, 1e-9)
 
 
 class BatchSpy:

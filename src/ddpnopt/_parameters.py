@@ -91,12 +91,22 @@ class Parameters:
             l_u = None
             if first["weight_decay"] or last["weight_decay"]:
                 l_u = [p.detach() * group["weight_decay"] for p, group in zip(parameters, groups, strict=True)]
-            state = self.state[parameters[0]]
-            if state.setdefault("parts", len(parameters)) != len(parameters):
-                state.clear()  # the bias has been frozen or unfrozen: start again
-                state["parts"] = len(parameters)
+            state = self._state_of(parameters)
+            state["parts"] = len(parameters)
             found.append(LayerSettings(float(first["lr"]), first["momentum"], l_u, state))
         return found
+
+    def _state_of(self, parameters: list[nn.Parameter]) -> dict[str, Any]:
+        """The state of parameters that are updated together, kept with the first.
+
+        It starts again when others take part than before: a bias has been frozen or unfrozen, or a layer that was left
+        to the base optimizer has feedback now.
+        """
+        state = self.state[parameters[0]]
+        if state.get("parts", 1) != len(parameters):
+            for name in [name for name in state if name != "average"]:
+                del state[name]
+        return state
 
     def stage_cost(self) -> float:
         """Weight decay as a cost, lambda |u|^2 / 2."""
@@ -109,8 +119,8 @@ class Parameters:
         if new:
             self._warned.update(new)
             warn_user(
-                f"Updated by the base optimizer, without feedback: {', '.join(new)}. Feedback is for nn.Linear and "
-                "nn.Conv layers that run once in model(...) and share no weight.",
+                f"Updated by the base optimizer, without feedback: {', '.join(new)}. Feedback is for linear "
+                "layers, convolutions, norms and embeddings that run in model(...) and share no weight.",
                 OpenLoopWarning,
             )
 
@@ -130,7 +140,7 @@ class Parameters:
                 lr = float(group["open_loop_lr"])
             elif adam:
                 lr, momentum = OPEN_LOOP_LR, 0.0
-            self._update([p], LayerSettings(lr, momentum, l_u, self.state[p]), curvature, None, {})
+            self._update([p], LayerSettings(lr, momentum, l_u, self._state_of([p])), curvature, None, {})
 
     def update_relative(self, parameters: list[nn.Parameter], relative: float) -> float:
         """Move parameters without a layer by the same share of their size as the layers; the first-order decrease.

@@ -217,9 +217,10 @@ class Step:
             at_input = [None if opt.recompute or p is None else p.to(dtype) for p in (column[t] for column in p_x)]
             self.stages.append(
                 Stage(
-                    record.name, record.layer, record.x.to(dtype), [w.detach() for w in weights], settings.lr,
+                    record.name, record.layer, record.input_in(dtype), [w.detach() for w in weights], settings.lr,
                     [column[t].to(dtype) for column in p_h], at_input, l_u,
                     record.p_h_dot_h, peers, opt.recompute, record.moves, settings.state, weights, settings.momentum,
+                    None if record.later is None else record.later.to(record.input_in(dtype).dtype),
                 )
             )  # fmt: skip
             record.free()
@@ -236,7 +237,10 @@ class Step:
         """Whether each layer reads only the layer before it; found out once for each sequence of layers."""
         chains, key = self.opt._chains, recording.signature
         if key not in chains:
-            chains[key] = all(probe.off_chain(recording) is None for probe in self.passes.probes(recording))
+            several = any(len(record.uses) > 1 for record in recording.layers)
+            chains[key] = not several and all(
+                probe.off_chain(recording) is None for probe in self.passes.probes(recording)
+            )
             self.opt._capture.keep_outputs = not all(chains.values())
         return chains[key]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpnopt.ddp.stage import per_sample_dot
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.value import ScaleFree
+from ddpnopt.linear.layer import inner
 
 if TYPE_CHECKING:
     from ddpnopt._step import Step
@@ -22,7 +22,7 @@ def slope_of_last_update(step: Step) -> float | None:
     for stage, record in zip(step.stages, step.recording.layers, strict=True):
         update = state[record.parameters[0]].pop("update", None)
         if update is not None and len(update) == len(stage.u):
-            total += float(per_sample_dot(stage.p_h[0], stage.layer.apply(stage.x, update)).sum())
+            total += float(inner(stage.layer.grad(stage.x, stage.p_h[0]), update))
             found = True
     if not step.peers.alone:
         total = step.peers.total(total)

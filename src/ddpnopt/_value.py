@@ -221,7 +221,7 @@ def recognised_losses(recording: Recording, mean: bool, total: float | None = No
     if not found:
         last = recording.layers[-1]
         assert last.p_h is not None
-        z, q = last.model_layer.module.forward(last.x.to(dtype)), last.p_h.to(dtype)
+        z, q = last.model_layer.output(last.x.to(dtype)), last.p_h.to(dtype)
         found = [(z, q, _narrow(last.x, last.p_h))]
         total = true_loss(recording) if total is None else total
     if total is None or len(found) == 1:

@@ -60,7 +60,8 @@ class DDPNOpt(HookedOptimizer):
 
     Args:
         model: any `nn.Module`. Its `nn.Linear` and `nn.Conv1d/2d/3d` layers get feedback; other parameters are updated
-            by the base optimizer, open loop.
+            by the base optimizer, open loop. With value="batch" and "outer", and a curvature that treats each parameter
+            alone, the scale and shift of layer, group, batch and RMS norms and `nn.Embedding` get feedback, too.
         lr: eta of Q_uu = M / eta. For value="batch" it is the inverse of a damping and need not be chosen; any value
             above about 0.3 works. The other forms need one, as their base optimizers do.
         params: parameters or parameter groups to train, as for `torch.optim`; all of the model's by default. A group
@@ -86,7 +87,7 @@ class DDPNOpt(HookedOptimizer):
         vxx_reg: for "full": eps added to V_xx at each layer.
         momentum: as in `torch.optim.SGD`, on the step M^-1 (Q_u + Q_ux dx).
         weight_decay: the stage cost lambda |u|^2 / 2, inside Q_u.
-        open_loop_lr: learning rate of the parameters without feedback (norms, embeddings, …): by default lr, that of
+        open_loop_lr: learning rate of the parameters without feedback (bare parameters, …): by default lr, that of
             the base optimizer, and with value="batch" 1e-3 of Adam.
         exclude: names of layers that are left to the base optimizer.
         average: keep the average of the weights for `eval()`; by default for value="batch". It needs the memory of one
@@ -205,12 +206,17 @@ class DDPNOpt(HookedOptimizer):
         self._parameters = Parameters(
             self.param_groups, self.state, self._names, self.curvature, feedback=feedback, coupled=value == "batch"
         )
-        layers = find_layers(model, set(self._parameters), frozenset(exclude))
+        # norms and embeddings have no Kronecker factors: they need a curvature that treats each parameter alone
+        joint = feedback and value != "full"
+        alone = self.curvature.open_loop is self.curvature
+        layers = find_layers(model, set(self._parameters), frozenset(exclude), every_kind=joint and alone)
         input_gradients_from: float = INPUT_GRADIENTS_FROM if recompute is None else 0
         if recompute or not feedback:
             input_gradients_from = math.inf
         skip = feedback and not weight_grads
-        self._capture = Capture(model, layers, skip_weight_grads=skip, input_gradients_from=input_gradients_from)
+        self._capture = Capture(
+            model, layers, skip_weight_grads=skip, input_gradients_from=input_gradients_from, reuse=joint
+        )
         self._group = Group(None if data_parallel is True else data_parallel) if data_parallel else None
         if self._group is not None:
             self._group.broadcast(model)

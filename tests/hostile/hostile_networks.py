@@ -177,7 +177,7 @@ def dropout(draw: Draw, kind: str, shape: Shape) -> nn.Module:
 
 
 def norm(draw: Draw, kind: str, shape: Shape) -> nn.Module:
-    """With parameters that get no feedback; batch norm couples the samples."""
+    """Batch norm couples the samples."""
     if kind != "space":
         batch = kind == "vector" and draw(st.booleans())
         return nn.BatchNorm1d(shape[0]) if batch else nn.LayerNorm(shape[-1])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import oracle
@@ -38,6 +38,27 @@ class Settings:
     mean: bool = True
 
 
+NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
+
+
+def kinds(s: Settings) -> tuple[Any, ...]:
+    """The modules with feedback: a norm or an embedding has no Kronecker factors."""
+    return LAYERS if s.kind in ("kfac", "ekfac") else (*LAYERS, *NORMS, nn.Embedding)
+
+
+def state(module: nn.Module, x: Tensor) -> Tensor:
+    """What the parameters of a module act on: its input, or for a norm the input with zero mean and unit variance."""
+    if not isinstance(module, NORMS):
+        return x.detach().clone()
+    plain = copy.deepcopy(module)
+    plain._forward_hooks.clear()
+    plain._forward_pre_hooks.clear()
+    nn.init.ones_(plain.weight)
+    if getattr(plain, "bias", None) is not None:
+        nn.init.zeros_(plain.bias)
+    return plain(x.detach()).detach()
+
+
 @dataclass(eq=False)
 class Seen:
     """A layer in the nominal forward pass."""
@@ -46,28 +67,51 @@ class Seen:
     x: Tensor
     h: Tensor  # with graph
     p: Tensor | None = None  # gradient of the batch loss at h
+    later: list[Seen] = field(default_factory=list)  # further uses of the same layer
 
     def __post_init__(self) -> None:
         plain = copy.deepcopy(self.layer)
         plain._forward_hooks.clear()
         plain._forward_pre_hooks.clear()
-        self.step = oracle.step_of(plain, [], self.x.shape[1:], self.h.shape[1:])
+        shape = self.h.shape[1:]
+        if isinstance(plain, NORMS):
+            first = isinstance(plain, (nn.GroupNorm, nn.modules.batchnorm._BatchNorm))
+            sizes = (-1, *[1] * (len(shape) - 1)) if first else plain.weight.shape
+            parts = 1 if getattr(plain, "bias", None) is None else 2
+
+            def scaled(x: Tensor, u: Tensor) -> Tensor:
+                w, *b = [part.view(sizes) for part in u.chunk(parts)]
+                return (x.view(shape) * w + (b[0] if b else 0.0)).flatten()
+
+            self.step = oracle.Step(scaled, lambda h: h, oracle.flat_u(plain), plain, shape.numel())
+        elif isinstance(plain, nn.Embedding):
+            self.step = oracle.embedding_step(plain, [], shape)
+            self.x = self.x.to(self.h.dtype)
+        else:
+            self.step = oracle.step_of(plain, [], self.x.shape[1:], shape)
 
     def pulled(self, wanted: str) -> Tensor:
         """p of each sample through the layer, to its weights "u" or its input "x": (B, …), flat."""
-        x = self.x.detach().flatten(1)
+        x = self.x.detach().reshape(len(self.x), -1)
         assert self.p is not None
         p = self.p.flatten(1)
         which = 1 if wanted == "u" else 0
-        return torch.stack([torch.func.vjp(self.step.g, x[i], self.step.u)[1](p[i])[which] for i in range(len(x))])
+        own = torch.stack([torch.func.vjp(self.step.g, x[i], self.step.u)[1](p[i])[which] for i in range(len(x))])
+        return own + sum(use.pulled("u") for use in self.later) if wanted == "u" else own
+
+    def effect(self, x: Tensor, u: Tensor) -> Tensor:
+        """What the weights u do to the loss through this use, to first order, at the inputs x: (B,)."""
+        assert self.p is not None
+        moved = torch.stack([self.step.g(xi, u) - self.step.g(xi, self.step.u) for xi in x.reshape(len(x), -1)])
+        return (self.p.flatten(1) * moved).sum(1)
 
     def write(self, u: Tensor) -> None:
-        parameters = [p for p in (self.layer.weight, self.layer.bias) if p is not None]
+        parameters = [p for p in (self.layer.weight, getattr(self.layer, "bias", None)) if p is not None]
         for p, part in zip(parameters, u.split([p.numel() for p in parameters]), strict=True):
             p.data.copy_(part.view_as(p))
 
 
-def is_chain(model: nn.Module, x: Tensor, rng: Tensor) -> bool:
+def is_chain(model: nn.Module, x: Tensor, rng: Tensor, s: Settings) -> bool:
     """Whether each layer, and the output, reads the layer before it and nothing else."""
     inputs: list[Tensor] = []
     leaves: list[Tensor] = []
@@ -77,7 +121,7 @@ def is_chain(model: nn.Module, x: Tensor, rng: Tensor) -> bool:
         leaves.append(h.detach().requires_grad_())
         return leaves[-1].clone()
 
-    outputs = run(model, x, rng, after=cut)
+    outputs = run(model, x, rng, s, after=cut)
     ends = [*inputs, *(outputs if isinstance(outputs, tuple) else (outputs,))]
     for t, end in enumerate(ends):
         reads = set()
@@ -89,11 +133,11 @@ def is_chain(model: nn.Module, x: Tensor, rng: Tensor) -> bool:
     return True
 
 
-def run(model: nn.Module, x: Tensor, rng: Tensor, before: Any = None, after: Any = None) -> Any:
+def run(model: nn.Module, x: Tensor, rng: Tensor, s: Settings, before: Any = None, after: Any = None) -> Any:
     """The forward pass with hooks at the layers, the same random numbers and the buffers put back."""
     handles = []
     for module in model.modules():
-        if isinstance(module, LAYERS):
+        if isinstance(module, kinds(s)):
             handles += [module.register_forward_pre_hook(before)] if before else []
             handles += [module.register_forward_hook(after)] if after else []
     buffers = [(m, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None]
@@ -114,17 +158,24 @@ def reference_step(model: nn.Module, x: Tensor, rng: Tensor, loss: Loss, s: Sett
     seen: list[Seen] = []
 
     def remember(module: nn.Module, args: tuple[Tensor, ...], h: Tensor) -> Tensor:
-        seen.append(Seen(module, args[0].detach().clone(), h))
+        seen.append(Seen(module, state(module, args[0]), h))
         return h.clone()  # an activation that works in place leaves the handle alone
 
-    chain = is_chain(model, x, rng)
-    shares = loss(run(model, x, rng, after=remember))
+    chain = is_chain(model, x, rng, s)
+    shares = loss(run(model, x, rng, s, after=remember))
     own = {id(p) for stage in seen for p in stage.layer.parameters()}
     rest = [p for p in model.parameters() if id(p) not in own]
     hs = [stage.h for stage in seen]
     grads = torch.autograd.grad(shares.sum(), [*hs, *rest], allow_unused=True)
     for stage, p in zip(seen, grads, strict=False):
         stage.p = torch.zeros_like(stage.h) if p is None else p
+    stages: dict[int, Seen] = {}
+    for stage in seen:
+        if id(stage.layer) in stages:
+            stages[id(stage.layer)].later.append(stage)
+        else:
+            stages[id(stage.layer)] = stage
+    seen = list(stages.values())
     B = len(x)
     phi = shares.detach()
     if s.terminal == "sqrt":
@@ -142,7 +193,7 @@ Gain = Callable[[Tensor], Tensor]  # u* of c
 def metric(stage: Seen, v: Tensor, s: Settings) -> tuple[Tensor, Tensor, Tensor]:
     """M, l_u and P_u of a stage where V_x = P v."""
     assert stage.p is not None
-    x, P = stage.x.flatten(1), stage.pulled("u")
+    x, P = stage.x.reshape(len(stage.x), -1), stage.pulled("u")
     l_u = s.weight_decay * stage.step.u
     V_h = v[:, None] * stage.p.flatten(1)
     gradient = v @ P
@@ -205,21 +256,24 @@ def _forward(
 ) -> None:
     ledger = torch.zeros(len(x))
     at = {id(stage.layer): t for t, stage in enumerate(seen)}
+    done: set[int] = set()
 
     def control(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         nonlocal ledger
         t = at[id(module)]
         stage = seen[t]
+        if t in done:
+            return
+        done.add(t)
+        x_hat = state(module, args[0])
         c = ledger
         if chain:
-            dx = (args[0] - stage.x).flatten(1)
+            dx = (x_hat - stage.x).reshape(len(x_hat), -1)
             c = (stage.pulled("x") * dx).sum(1)  # also before the first layer: an embedding may have moved
         if not s.closed_loop:
             c = torch.zeros(len(x))
         u = gains[t](c)
-        assert stage.p is not None
-        moved = torch.stack([stage.step.g(xi, u) - stage.step.g(xi, stage.step.u) for xi in args[0].flatten(1)])
-        ledger = ledger + (stage.p.flatten(1) * moved).sum(1)
+        ledger = ledger + stage.effect(x_hat, u) + sum(use.effect(use.x, u) for use in stage.later)
         stage.write(u)
 
-    run(model, x, rng, before=control)
+    run(model, x, rng, s, before=control)

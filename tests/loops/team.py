@@ -38,9 +38,27 @@ def attentive() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Flatten(), nn.Linear(24, 3))
 
 
+class Words(nn.Module):
+    """Rows of ids, positions that all samples share, and a cell that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.positions, self.norm = nn.Embedding(7, 4), nn.Embedding(5, 4), nn.LayerNorm(4)
+        self.cell, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.rows(x) + self.positions(torch.arange(x.shape[1])))
+        return self.out(torch.tanh(self.cell(torch.tanh(self.cell(h)))).mean(1))
+
+
+def ids(n: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randint(7, (n, 5), generator=g), torch.randint(3, (n,), generator=g)
+
+
 NETS: dict[str, Any] = {
     "fcn": (fcn, vectors), "cnn": (cnn, images), "residual": (Residual, vectors), "normed": (normed, vectors),
-    "tokens": (attentive, tokens),
+    "tokens": (attentive, tokens), "words": (Words, ids),
 }  # fmt: skip
 
 CASES: dict[str, tuple[str, dict[str, Any], bool]] = {  # network, options, whether in DistributedDataParallel
@@ -65,6 +83,10 @@ CASES: dict[str, tuple[str, dict[str, Any], bool]] = {  # network, options, whet
     "batch tokens": ("tokens", {}, False),
     "batch sum": ("fcn", {"reduction": "sum"}, False),
     "batch norm layers": ("normed", {}, False),
+    "batch norm layers in ddp": ("normed", {}, True),
+    "batch words": ("words", {}, False),
+    "batch words in ddp": ("words", {}, True),
+    "outer words, adam": ("words", {"value": "outer", "lr": 0.01, "curvature": "adam"}, False),
     "base optimizer": ("normed", {"value": "outer", "lr": 0.3, "feedback": False, "momentum": 0.9}, False),
     "base kfac": ("fcn", {"value": "outer", "lr": 0.05, "feedback": False, "curvature": "kfac"}, False),
     "base kfac in ddp": ("fcn", {"value": "outer", "lr": 0.05, "feedback": False, "curvature": "kfac"}, True),
@@ -77,7 +99,7 @@ for _curvature in ("adam", "kfac", "ekfac"):
     _c: Any = EKFAC(refresh=1) if _curvature == "ekfac" else _curvature  # else its basis is free where A has no rank
     CASES[f"batch cnn {_curvature}"] = ("cnn", {"lr": 0.3, "curvature": _c}, False)
     CASES[f"batch tokens {_curvature}"] = ("tokens", {"lr": 0.3, "curvature": _c}, False)
-EVEN_ONLY = {"outer residual in ddp", "base kfac in ddp", "weight grads in ddp"}
+EVEN_ONLY = {"outer residual in ddp", "base kfac in ddp", "weight grads in ddp", "batch words in ddp"}
 SOME = ("outer", "outer in ddp", "full", "full decay", "batch", "batch in ddp", "batch decay", "batch cnn",
         "batch kfac", "batch columns", "outer adam", "full ekfac", "batch rmsprop")  # fmt: skip
 

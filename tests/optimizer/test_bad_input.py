@@ -27,7 +27,7 @@ class TwoOutputs(nn.Module):
 
 @pytest.mark.parametrize(
     "model",
-    [nn.Sequential(nn.Embedding(4, 3), nn.LayerNorm(3)), nn.ConvTranspose2d(1, 1, 2), nn.GRU(3, 3)],
+    [nn.Sequential(nn.EmbeddingBag(4, 3), nn.PReLU()), nn.ConvTranspose2d(1, 1, 2), nn.GRU(3, 3)],
     ids=["embedding", "transposed", "recurrent"],
 )
 def test_a_model_without_a_supported_layer_is_told_what_is_needed(model: nn.Module) -> None:
@@ -45,23 +45,25 @@ def test_excluding_every_layer_is_refused() -> None:
         DDPNOpt(nn.Sequential(nn.Linear(3, 3)), lr=0.1, exclude=["0"], value="outer")
 
 
-def test_a_layer_that_runs_twice_is_named_and_the_way_out_works() -> None:
+@pytest.mark.parametrize("value", ["outer", "full"])
+def test_a_layer_that_runs_twice_is_named_and_the_way_out_works(value: str) -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.again, self.last = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+            self.first, self.last = nn.Linear(5, 4), nn.Linear(4, 3)
+            self.again = nn.Conv1d(1, 1, 3, padding=1) if value == "outer" else nn.Linear(4, 4)
 
         def forward(self, x: Tensor) -> Tensor:
-            x = torch.tanh(self.first(x))
-            return self.last(torch.tanh(self.again(torch.tanh(self.again(x)))))
+            x = torch.tanh(self.first(x))[:, None]
+            return self.last(torch.tanh(self.again(torch.tanh(self.again(x))))[:, 0])
 
     model = Twice()
-    opt = DDPNOpt(model, lr=0.1, value="outer")
+    opt = DDPNOpt(model, lr=0.1, value=value)
     with pytest.raises(ModelError, match=r"'again'.*twice.*exclude=\['again'\]"):
         backward(model)
     assert all(p.requires_grad for p in model.parameters())
     del opt
-    opt = DDPNOpt(model, lr=0.1, exclude=["again"], value="outer")
+    opt = DDPNOpt(model, lr=0.1, exclude=["again"], value=value)
     before = weights(model)
     backward(model)
     with pytest.warns(match=r"again\.weight"):

@@ -28,19 +28,19 @@ POWER = -0.25  # of a mean square: 1/4 on each side of the Gram matrix is M^1/2
 
 @dataclass(frozen=True)
 class Balance:
-    """The factors of one layer in one step."""
+    """The factors of one layer in one step; None where a layer has no features of different scale."""
 
-    xi: Tensor | None  # of the input features; None where the input has none (indices)
-    psi: Tensor  # of the outputs
+    xi: Tensor | None  # of the input features, to be multiplied with x
+    psi: Tensor | None  # of the outputs, to be multiplied with p
     factors: Parts  # psi o . o xi for weight and bias, broadcast
 
-    def inputs(self, layer: Layer, x: Tensor) -> Tensor:
+    def inputs(self, x: Tensor) -> Tensor:
         """x': like x."""
-        return x if self.xi is None else x * _along(self.xi, x, layer.input_dim)
+        return x if self.xi is None else x * self.xi
 
-    def outputs(self, layer: Layer, p: Tensor) -> Tensor:
+    def outputs(self, p: Tensor) -> Tensor:
         """p': like h."""
-        return p * _along(self.psi, p, layer.output_dim)
+        return p if self.psi is None else p * self.psi
 
     def scale(self, u: Parts) -> Parts:
         """From gradients in u to gradients in u', and from steps in u' to steps in u."""
@@ -49,23 +49,22 @@ class Balance:
 
 def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers) -> Balance:
     """The factors for inputs x and output gradients p; `state` keeps the running profiles."""
-    inputs = None
-    if x.is_floating_point():
-        inputs = _mean_squares(x, layer.input_dim)
-        inputs = torch.cat([inputs, inputs.new_ones(1)])  # the bias acts on a constant input
-    outputs = _mean_squares(p, layer.output_dim)
-    if not peers.alone:
-        inputs, outputs = _over_processes(inputs, outputs, len(x), peers)
-    outputs = outputs / outputs.mean().clamp_min(torch.finfo(outputs.dtype).tiny)
+    input_dim, output_dim = layer.feature_dims
     weight = state["balance_weight"] = DECAY * state.get("balance_weight", 0.0) + 1 - DECAY
-    psi = _factor(state, "output_profile", outputs, weight)
-    xi = None
-    if inputs is not None:
-        inputs = inputs / inputs[:-1].mean().clamp_min(torch.finfo(inputs.dtype).tiny)
-        columns = _factor(state, "input_profile", inputs, weight)
+    xi = psi = None
+    if input_dim is not None:
+        squares = _mean_squares(x, input_dim, peers)
+        squares = torch.cat([squares, squares.new_ones(1)])  # the bias acts on a constant input
+        squares = squares / squares[:-1].mean().clamp_min(torch.finfo(squares.dtype).tiny)
+        columns = _factor(state, "input_profile", squares, weight)
         # relative to the bias column, which then keeps its factor 1: what all have in common is part of the step size
         xi = columns[:-1] / columns[-1]
-    return Balance(xi, psi, layer.outer_factors(xi, psi))
+    if output_dim is not None:
+        squares = _mean_squares(p, output_dim, peers)
+        squares = squares / squares.mean().clamp_min(torch.finfo(squares.dtype).tiny)
+        psi = _factor(state, "output_profile", squares, weight)
+    factors = [factor.to(x.device) for factor in layer.outer_factors(xi, psi)]
+    return Balance(_along(xi, x, input_dim), _along(psi, p, output_dim), factors)
 
 
 def _factor(state: dict[str, Any], name: str, new: Tensor, weight: float) -> Tensor:
@@ -75,20 +74,17 @@ def _factor(state: dict[str, Any], name: str, new: Tensor, weight: float) -> Ten
     return (running / weight + FLOOR).pow(POWER)
 
 
-def _mean_squares(a: Tensor, dim: int) -> Tensor:
+def _mean_squares(a: Tensor, dim: int, peers: Peers) -> Tensor:
     """Over all dimensions but one."""
     kept = dim % a.dim()
     others = [d for d in range(a.dim()) if d != kept]
-    return torch.linalg.vector_norm(a, dim=others).square() * (a.shape[kept] / max(1, a.numel()))
+    found = torch.linalg.vector_norm(a, dim=others).square() * (a.shape[kept] / max(1, a.numel()))
+    return found if peers.alone else peers.sum([found * peers.share(len(a))])[0]
 
 
-def _over_processes(inputs: Tensor | None, outputs: Tensor, samples: int, peers: Peers) -> tuple[Tensor | None, Tensor]:
-    mine = [outputs] if inputs is None else [outputs, inputs]
-    found = peers.sum([part * peers.share(samples) for part in mine])
-    return (None if inputs is None else found[1]), found[0]
-
-
-def _along(factor: Tensor, like: Tensor, dim: int) -> Tensor:
+def _along(factor: Tensor | None, like: Tensor, dim: int | None) -> Tensor | None:
+    if factor is None or dim is None:
+        return None
     shape = [1] * like.dim()
     shape[dim] = -1
     return factor.view(shape)

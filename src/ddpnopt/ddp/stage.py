@@ -38,6 +38,7 @@ class Stage:
     state: dict[str, Any] = field(default_factory=dict)  # of curvature, momentum and damping, from step to step
     weights: list[Tensor] = field(default_factory=list)  # the model's own, which the forward sweep changes
     momentum: float = 0.0
+    later: Tensor | None = None  # the part of x of later uses, of a layer that runs several times in one pass
     balance: Balance | None = None  # the variables that the per-sample gradients and d are in, if not u itself
     changed: bool = field(default=False, init=False)  # whether `weights` differ from u
     _gradients: SampleGradients | None = field(default=None, init=False)
@@ -49,7 +50,7 @@ class Stage:
 
     def free(self) -> None:
         """Drop the tensors of the size of the activations."""
-        self.x, self.p_h, self.p_x, self._gradients = EMPTY, [], [], None
+        self.x, self.p_h, self.p_x, self.later, self._gradients = EMPTY, [], [], None, None
 
     @property
     def has_input_gradients(self) -> bool:
@@ -67,7 +68,7 @@ class Stage:
             R = len(self.p_h)
             x, p = (self.x, self.p_h[0]) if R == 1 else (torch.cat([self.x] * R), torch.cat(self.p_h))
             if self.balance is not None:
-                x, p = self.balance.inputs(self.layer, x), self.balance.outputs(self.layer, p)
+                x, p = self.balance.inputs(x), self.balance.outputs(p)
             others = R * self.batch if coupled else 1
             self._gradients = self.layer.sample_gradients(x, p, others=others, recompute=self.recompute)
         return self._gradients
@@ -158,7 +159,10 @@ class Displacement:
             entries = [own]
         else:
             du = [new - old for new, old in zip(stage.weights, stage.u, strict=True)]
-            dh = stage.layer.apply(x_hat.to(stage.x.dtype), du)
+            x_hat = x_hat.to(stage.x.dtype)
+            if stage.later is not None:  # which have not run yet: the new weights on the recorded inputs
+                x_hat = stage.layer.together([x_hat, stage.later])
+            dh = stage.layer.apply(x_hat, du)
             entries = [per_sample_dot(p, dh) for p in stage.p_h]
         before = self._ledger
         self._ledger = entries if before is None else [a + b for a, b in zip(before, entries, strict=True)]

@@ -56,7 +56,7 @@ class Layer(ABC):
     groups: int
     weight_shape: tuple[int, ...]
     output_dim: ClassVar[int] = 1  # of h
-    input_dim: ClassVar[int] = 1  # of the features of x
+    feature_dims: ClassVar[tuple[int | None, int | None]] = (1, 1)  # of x and h, where each may have its own scale
 
     @abstractmethod
     def apply(self, x: Tensor, u: Parts) -> Tensor:
@@ -94,9 +94,10 @@ class Layer(ABC):
 
         return over_places(self, x, p, others, recompute)
 
-    def outer_factors(self, xi: Tensor | None, psi: Tensor) -> Parts:
+    def outer_factors(self, xi: Tensor | None, psi: Tensor | None) -> Parts:
         """psi (x) xi for [W] or [W, b], broadcast: factors of the input features and of the outputs."""
         assert xi is not None
+        assert psi is not None
         trailing = [1] * (len(self.weight_shape) - 2)
         of_inputs = xi.view(self.groups, -1).repeat_interleave(self.weight_shape[0] // self.groups, 0)
         weight = (psi[:, None] * of_inputs).view(*of_inputs.shape, *trailing)
@@ -111,6 +112,14 @@ class Layer(ABC):
         part = copy(self)
         object.__setattr__(part, "weight_shape", (rows, *self.weight_shape[1:]))
         return part, v.narrow(self.output_dim, start, rows)
+
+    def together(self, uses: list[Tensor]) -> Tensor:
+        """Inputs, or outputs, of several uses of the layer in one pass as further places: (B, …) each -> (B, …)."""
+        raise TypeError(f"the uses of {type(self).__name__} in one pass are different stages")
+
+    @property
+    def bias_shape(self) -> tuple[int, ...]:
+        return self.weight_shape[:1]
 
     @property
     def joint_shape(self) -> tuple[int, int, int]:

@@ -25,7 +25,7 @@ class Linear(Layer):
     bias: bool
     groups: int = 1
     output_dim: ClassVar[int] = -1
-    input_dim: ClassVar[int] = -1
+    feature_dims: ClassVar[tuple[int | None, int | None]] = (-1, -1)
 
     def apply(self, x: Tensor, u: Parts) -> Tensor:
         return F.linear(x, *u)
@@ -45,6 +45,9 @@ class Linear(Layer):
 
     def unrows(self, rows: Tensor) -> Tensor:
         return rows.flatten(1)
+
+    def together(self, uses: list[Tensor]) -> Tensor:
+        return torch.cat([use.reshape(len(use), -1, use.shape[-1]) for use in uses], 1)
 
     def sample_gradients(
         self, x: Tensor, p: Tensor, *, others: int = 1, recompute: bool | None = None

@@ -113,7 +113,7 @@ class Explicit(_Materialised):
     def combine(self, w: Tensor) -> Parts:
         w = w.to(self.weight.dtype)
         weight = (w @ self.weight.flatten(1)).view(self.layer.weight_shape)
-        return [weight] if self.bias is None else [weight, w @ self.bias.flatten(1)]
+        return [weight] if self.bias is None else [weight, (w @ self.bias.flatten(1)).view(self.layer.bias_shape)]
 
 
 class ByPlaces(_Materialised):

@@ -118,16 +118,24 @@ class Capture(Playback):
     _owner: ClassVar[weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]]] = weakref.WeakKeyDictionary()
 
     def __init__(
-        self, model: nn.Module, layers: list[ModelLayer], *, skip_weight_grads: bool, input_gradients_from: float = 0
+        self,
+        model: nn.Module,
+        layers: list[ModelLayer],
+        *,
+        skip_weight_grads: bool,
+        input_gradients_from: float = 0,
+        reuse: bool = False,
     ) -> None:
         # p_x is recorded in layers with at least this many weights: in smaller linear ones it is cheaper without
         large = {
             model_layer
             for model_layer in layers
-            if isinstance(model_layer.layer, Conv) or model_layer.weight.numel() >= input_gradients_from
+            if isinstance(model_layer.layer, Conv)
+            or (model_layer.required and model_layer.weight.numel() >= input_gradients_from)
         }
         super().__init__(model, layers, input_gradients=set() if input_gradients_from == inf else large)
         self.skip_weight_grads = skip_weight_grads
+        self._reuse = reuse  # whether a layer may run several times in one pass
         self.enabled = True
         self.keep_outputs = True  # h itself until its gradient arrives: the ledger needs <p_h, h>
         self._without_grad: list[nn.Parameter] = []  # whose weight gradient is being skipped at the moment
@@ -202,8 +210,11 @@ class Capture(Playback):
         return alias
 
     def _skip_grads(self, model_layer: ModelLayer) -> None:
-        """The update computes its own weighted gradient: that of autograd would not be used."""
-        if self.skip_weight_grads:
+        """The update computes its own weighted gradient: that of autograd would not be used.
+
+        Layers that may still be left to the base optimizer keep it where DistributedDataParallel is to average it.
+        """
+        if self.skip_weight_grads and (model_layer.required or self.wrapper is None):
             self._without_grad = model_layer.parameters  # those that are trained
             for p in self._without_grad:
                 p.requires_grad = False
@@ -214,13 +225,17 @@ class Capture(Playback):
         self._without_grad = []
 
     def _before(self, model_layer: ModelLayer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        x = args[0] if args else kwargs["input"]
+        x = args[0] if args else next(iter(kwargs.values()))
         if Playback.replays:
             x = self._visitor.before(model_layer, x) if self._visitor is not None else None
             return None if x is None else ((x,), {})
         recording = self._running
         if recording is None and not self._skipped:
             return None
+        use = 0
+        if recording is not None:
+            use = recording.calls[model_layer.name]
+            recording.calls[model_layer.name] += 1
         if not torch.is_grad_enabled() or model_layer in self._lost or _transformed():
             return None
         weight = module._parameters["weight"]
@@ -232,15 +247,14 @@ class Capture(Playback):
                     model_layer
                 )  # activation checkpointing runs the layer again and expects the same graph
             return None
-        if model_layer.name in recording.names:
+        if not (self._reuse and model_layer.reusable) and any(r.model_layer is model_layer for r in recording.layers):
             raise ModelError(
                 f"Layer '{model_layer.name}' ran twice in one forward pass, but DDPNOpt needs one time step per layer: "
                 f"give each use its own module, or use the base optimizer for this layer: "
                 f"exclude=['{model_layer.name}']."
             )
-        recording.names.add(model_layer.name)
         model_layer.refresh()
-        record = LayerRecord(model_layer, x.detach(), x._version, recomputed=_checkpointed())
+        record = LayerRecord(model_layer, x.detach(), x._version, recomputed=_checkpointed(), uses=[use])
         recording.layers.append(record)
         self._skip_grads(model_layer)
         record.skipped = bool(self._without_grad)

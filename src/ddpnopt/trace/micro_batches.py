@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ddpnopt.errors import ModelError
 from ddpnopt.trace.hooks import Capture
+from ddpnopt.trace.layer_uses import leave_unequal
 from ddpnopt.trace.lockstep import Turn
 from ddpnopt.trace.recording import LayerRecord, Recording
 from ddpnopt.trace.replay import AtLayer
@@ -26,6 +27,8 @@ Pause = tuple[str, int, Tensor]
 def join(recordings: list[Recording]) -> Recording:
     """One recording of all samples; each micro-batch frees its records as they are copied."""
     first = recordings[0]
+    for recording, layers in zip(recordings, leave_unequal([r.layers for r in recordings]), strict=True):
+        recording.layers = layers
     _check(recordings)
     sizes = [r.batch_size for r in recordings]
     joint = Recording(
@@ -53,6 +56,7 @@ def _join_records(records: list[LayerRecord]) -> LayerRecord:
     joint.p_h = torch.cat([r.p_h for r in records if r.p_h is not None])
     joint.p_x = _cat([r.p_x for r in records])
     joint.p_h_dot_h = _cat([r.p_h_dot_h for r in records])
+    joint.uses, joint.later = first.uses, _cat([r.later for r in records])
     for record in records:
         record.free()
     return joint
@@ -108,6 +112,7 @@ class MicroBatches:
         for t, record in enumerate(recording.layers):
             joint = _join_records([part.layers[t] for part in recording.parts])
             record.x, record.p_h, record.p_x, record.p_h_dot_h = joint.x, joint.p_h, joint.p_x, joint.p_h_dot_h
+            record.later = joint.later
 
     def replay(self, recording: Recording, control: AtLayer, observe: AtLayer | None = None) -> list[Tensor]:
         """control and observe get all samples of a layer together."""

@@ -7,29 +7,36 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ddpnopt.errors import ModelError, OptionError
 from ddpnopt.linear.convolution import Conv
+from ddpnopt.linear.elementwise import ScaleShift
 from ddpnopt.linear.layer import Layer
 from ddpnopt.linear.linear import Linear
+from ddpnopt.linear.lookup import Lookup
+from ddpnopt.trace.norms import describe_norm, normalised
 
 _CONVOLUTIONS: dict[Any, int] = {nn.Conv1d.forward: 1, nn.Conv2d.forward: 2, nn.Conv3d.forward: 3}
 
 
 def describe(module: nn.Module) -> Layer | None:
     """The affine map of a module, or None if it is not a supported layer with a trainable weight."""
-    forward = type(module).forward  # a subclass with a forward of its own may do anything
-    if forward is not nn.Linear.forward and forward not in _CONVOLUTIONS:
-        return None
     weight = module._parameters.get("weight")
-    if weight is None or not weight.requires_grad:
+    if weight is None or not weight.requires_grad or nn.parameter.is_lazy(weight):
         return None
     bias = module._parameters.get("bias")
     has_bias = bias is not None and bias.requires_grad
     shape = tuple(weight.shape)
+    forward = type(module).forward  # a subclass with a forward of its own may do anything
     if forward is nn.Linear.forward:
         return Linear(shape, has_bias)
+    if forward is nn.Embedding.forward:
+        assert isinstance(module, nn.Embedding)
+        plain = not module.sparse and module.max_norm is None and not module.scale_grad_by_freq
+        return Lookup(shape, module.padding_idx) if plain else None
+    if forward not in _CONVOLUTIONS:
+        return describe_norm(module, weight, has_bias)
     assert isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
     ends: list[int] = module._reversed_padding_repeated_twice  # F.pad's order
     symmetric = all(lo == hi for lo, hi in zip(ends[::2], ends[1::2], strict=True))
@@ -69,6 +76,30 @@ class ModelLayer:
         """Those that are trained: [weight] or [weight, bias]."""
         return [self.weight] if self._bias is None else [self.weight, self._bias]
 
+    @property
+    def required(self) -> bool:
+        """Whether it has feedback in every pass; norms and embeddings may be left to the base optimizer."""
+        return isinstance(self.layer, (Linear, Conv))
+
+    @property
+    def reusable(self) -> bool:
+        """Whether several uses in one pass can be processed together, as places of one."""
+        return not isinstance(self.layer, Conv)
+
+    def state_of(self, x: Tensor) -> Tensor:
+        """What the layer is linear in, for an input of the module: the input itself, or for a norm x^."""
+        if not isinstance(self.layer, ScaleShift):
+            return x
+        return normalised(self.module, x.detach().to(self.weight.dtype))
+
+    def output(self, state: Tensor) -> Tensor:
+        """h for such a state."""
+        if not isinstance(self.layer, ScaleShift):
+            found: Tensor = self.module.forward(state)
+            return found
+        bias = self.module._parameters.get("bias")  # which may be frozen
+        return self.layer.apply(state, [self.weight] if bias is None else [self.weight, bias])
+
     def refresh(self) -> None:
         """Follow a bias that has been frozen or unfrozen."""
         bias = self._trained_bias()
@@ -78,8 +109,13 @@ class ModelLayer:
             self.layer, self._bias = layer, bias
 
 
-def find_layers(model: nn.Module, mine: set[nn.Parameter], exclude: frozenset[str]) -> list[ModelLayer]:
-    """The layers that get feedback: supported, not excluded, and the only user of weights that are to be trained."""
+def find_layers(
+    model: nn.Module, mine: set[nn.Parameter], exclude: frozenset[str], *, every_kind: bool = False
+) -> list[ModelLayer]:
+    """The layers that get feedback: supported, not excluded, and the only user of weights that are to be trained.
+
+    Linear layers and convolutions, and with `every_kind` also norms and embeddings.
+    """
     modules = dict(model.named_modules())
     unknown = exclude - modules.keys()
     if unknown:
@@ -91,12 +127,13 @@ def find_layers(model: nn.Module, mine: set[nn.Parameter], exclude: frozenset[st
         layer = None if excluded else describe(module)
         if layer is not None:
             found = ModelLayer(name or type(module).__name__, module, layer)
-            if all(p in mine and uses[p] == 1 for p in found.parameters):
+            if (every_kind or found.required) and all(p in mine and uses[p] == 1 for p in found.parameters):
                 layers.append(found)
     if not layers:
         raise ModelError(
-            "The model has no layer that DDPNOpt can control: it needs at least one nn.Linear or nn.Conv1d/2d/3d with "
-            "a trainable weight of its own (not shared, not parametrised, not excluded)."
+            "The model has no layer that DDPNOpt can control: it needs at least one nn.Linear or nn.Conv1d/2d/3d (or, "
+            "with value='batch' or 'outer', a norm or an nn.Embedding) with a trainable weight of its own (not shared, "
+            "not parametrised, not excluded)."
         )
     return layers
 

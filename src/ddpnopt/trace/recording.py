@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from ddpnopt.errors import ModelError, StepError
 from ddpnopt.linear.convolution import Conv
+from ddpnopt.linear.lookup import Lookup
+from ddpnopt.trace.layer_uses import settle
 from ddpnopt.trace.model_layers import ModelLayer
 
 EMPTY = torch.empty(0)
@@ -23,7 +26,7 @@ class LayerRecord:
     """One layer in one forward and backward pass: time step t of the dynamics."""
 
     model_layer: ModelLayer
-    x: Tensor  # input, (B, …)
+    x: Tensor  # input, (B, …); before a step the state that the layer is linear in, and all uses together
     x_version: int  # of x when the layer ran
     skipped: bool = False  # whether autograd skips the gradients of the layer's parameters
     h_shape: tuple[int, ...] = ()
@@ -33,6 +36,8 @@ class LayerRecord:
     p_x: Tensor | None = None  # … at the input through this layer alone; None where x is constant or it is not recorded
     p_h_dot_h: Tensor | None = None  # <p_h, h> per sample, for the ledger of `Displacement`; None if h was overwritten
     extra: list[Tensor] | None = None  # gradient of a penalty on the weights, which does not come through the output
+    uses: list[int] = field(default_factory=lambda: [0])  # which of the module's calls in this pass
+    later: Tensor | None = None  # the part of x of the later uses, if there are several
     arrivals: int = 0  # gradients that have arrived at p_h
     _h: Tensor | None = None
     _version: int = 0
@@ -43,7 +48,11 @@ class LayerRecord:
 
     def free(self) -> None:
         """Drop the tensors of the size of the activations, which the step has taken over."""
-        self.x, self.p_h, self.p_x = EMPTY, None, None
+        self.x, self.p_h, self.p_x, self.later = EMPTY, None, None, None
+
+    def input_in(self, dtype: torch.dtype) -> Tensor:
+        """x in the precision of the weights, unless it has integers; autocast may have recorded a smaller one."""
+        return self.x.to(dtype) if self.x.is_floating_point() else self.x
 
 
 @dataclass(eq=False)
@@ -58,7 +67,7 @@ class Recording:
     autocast: tuple[bool, torch.dtype, str]
     arrivals: Arrivals
     layers: list[LayerRecord] = field(default_factory=list)
-    names: set[str] = field(default_factory=set)
+    calls: Counter[str] = field(default_factory=Counter)  # of each layer so far
     outputs: list[Tensor] = field(default_factory=list)
     q: list[Tensor | None] = field(default_factory=list)  # gradients at the outputs
     floating_outputs: int = 0  # how many there are, with or without gradient
@@ -86,7 +95,10 @@ class Recording:
         self.used_outputs = [
             k for k, (z, q) in pairs if q is not None and z.dim() > 0 and z.shape[0] == self.batch_size
         ]
-        self.signature = tuple((r.name, r.x.dim(), r.moves) for r in layers), tuple(q is not None for q in self.q)
+        self.signature = (
+            tuple((r.name, r.x.dim(), r.moves, len(r.uses)) for r in layers),
+            tuple(q is not None for q in self.q),
+        )
 
     def check(self) -> None:
         """Raise an error if no step can be taken from this recording."""
@@ -99,12 +111,11 @@ class Recording:
         for record in self.layers:
             assert first is not None
             x, layer = record.x, record.layer
-            if x._version != record.x_version:
-                raise ModelError(
-                    f"The input of layer '{record.name}' was changed in place after the layer had read it, but DDPNOpt "
-                    "needs it for the update. Use an out-of-place operation there."
-                )
-            if x.dim() != len(layer.weight_shape) if isinstance(layer, Conv) else x.dim() < 2:
+            if (
+                x.dim() != len(layer.weight_shape)
+                if isinstance(layer, Conv)
+                else x.dim() < 2 - isinstance(layer, Lookup)
+            ):
                 raise ModelError(
                     f"Layer '{record.name}' ran on an input of shape {tuple(x.shape)}, without a batch dimension: "
                     "keep samples in dimension 0, even a single one."
@@ -158,7 +169,7 @@ class Arrivals:
                 "arrived so far."
             )
         for recording in found:
-            recording.layers = [r for r in recording.layers if r.p_h is not None]
+            recording.layers = settle([r for r in recording.layers if r.p_h is not None])
             recording.check()
             recording.finish()
         return found

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from ddpnopt.trace.layer_uses import together
 from ddpnopt.trace.max_pooling import PlainMaxPooling
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import Recording
@@ -102,7 +103,7 @@ class Playback:
                 if t is None:
                     x = module(x)
                     continue
-                control(t, x)
+                control(t, recording.layers[t].model_layer.state_of(x))
                 x = module.forward(x)
                 if observe is not None:
                     observe(t, x)
@@ -116,7 +117,7 @@ class Playback:
         args, model = recording.args, self.model
         if type(model) is not nn.Sequential or len(args) != 1 or recording.kwargs or not isinstance(args[0], Tensor):
             return None
-        if recording.autocast[0] or _has_any_global_hook():
+        if recording.autocast[0] or _has_any_global_hook() or any(r.uses != [0] for r in recording.layers):
             return None
         todo: list[nn.Module] = [model]
         found: list[nn.Module] = []
@@ -157,8 +158,10 @@ class Playback:
         with self._taped(recording) as tape:
             used = [(z, q) for z, q in zip(tape.at(recording.positions), recording.q, strict=True) if q is not None]
             p_h, p_x = tape.back([z for z, _ in used], [q for _, q in used])
-        for record, x, at_output, at_input in zip(recording.layers, tape.inputs, p_h, p_x, strict=True):
-            record.x, record.p_h, record.p_h_dot_h = x.detach(), at_output, None
+            states = [tape.states(t) for t in range(len(p_h))]
+        for record, uses, at_output, at_input in zip(recording.layers, states, p_h, p_x, strict=True):
+            record.x, record.p_h, record.p_h_dot_h = together(record.layer, uses), at_output, None
+            record.later = together(record.layer, uses[1:]) if len(uses) > 1 else None
             record.p_x = at_input if record.model_layer in self.input_gradients else None
 
     def pull_back(

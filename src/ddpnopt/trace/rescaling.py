@@ -81,7 +81,7 @@ def own_gradient(record: LayerRecord) -> Parts:
     """The part of `.grad` that came through the layer's output."""
     assert record.p_h is not None
     dtype = record.parameters[0].dtype
-    return record.layer.grad(record.x.to(dtype), record.p_h.to(dtype))
+    return record.layer.grad(record.input_in(dtype), record.p_h.to(dtype))
 
 
 def rounding(record: LayerRecord) -> float:

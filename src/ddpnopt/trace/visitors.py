@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt.errors import ModelError
+from ddpnopt.trace.layer_uses import together
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import Recording
 
@@ -24,6 +26,8 @@ class Visitor:
         observe: Callable[[int, Tensor], None] | None = None,
     ) -> None:
         self.index = {id(record.model_layer): t for t, record in enumerate(recording.layers)}
+        self.uses = [{use: k for k, use in enumerate(record.uses)} for record in recording.layers]
+        self.calls = [0] * len(recording.layers)
         self.control, self.observe = control, observe
         self.outputs: list[Tensor] = []
         self.visited: set[int] = set()
@@ -31,23 +35,35 @@ class Visitor:
 
     def before(self, layer: ModelLayer, x: Tensor) -> Tensor | None:
         """Called with the input of a layer; may return a replacement."""
-        t = self.index.get(id(layer))
-        if t is not None and self.control is not None:
-            self._without_autocast(self.control, t, x)
+        t, use = self.enter(layer)
+        if use == 0 and self.control is not None:
+            self._without_autocast(self.control, t, x, layer)
         return None
 
-    def _without_autocast(self, call: Callable[[int, Tensor], None], t: int, value: Tensor) -> None:
+    def enter(self, layer: ModelLayer) -> tuple[int, int | None]:
+        """Count a call of a layer: its index, and which of its recorded uses this is; None for any other call."""
+        t = self.index.get(id(layer), -1)
+        if t < 0:
+            return t, None
+        self.calls[t] += 1
+        return t, self.uses[t].get(self.calls[t] - 1)
+
+    def inside(self, layer: ModelLayer) -> tuple[int, int | None]:
+        """The same for the call that has been counted last."""
+        t = self.index.get(id(layer), -1)
+        return t, None if t < 0 else self.uses[t].get(self.calls[t] - 1)
+
+    def _without_autocast(
+        self, call: Callable[[int, Tensor], None], t: int, value: Tensor, read_by: ModelLayer | None = None
+    ) -> None:
         """Autocast, wherever it was enabled, applies to the model and not to the optimizer."""
-        if torch.is_autocast_enabled(self.device):
-            with torch.autocast(self.device, enabled=False):
-                call(t, value)
-        else:
-            call(t, value)
+        with torch.autocast(self.device, enabled=False) if torch.is_autocast_enabled(self.device) else nullcontext():
+            call(t, value if read_by is None else read_by.state_of(value))
 
     def after(self, layer: ModelLayer, h: Tensor | None) -> Tensor | None:
         """Called with the output of a layer; may return a replacement."""
-        t = self.index.get(id(layer))
-        if t is not None and h is not None:
+        t, use = self.inside(layer)
+        if use == 0 and h is not None:
             self.visited.add(t)
             if self.observe is not None:
                 self._without_autocast(self.observe, t, h)
@@ -72,38 +88,45 @@ class Cut(Visitor):
         self.leaves: list[Tensor] = []
 
     def before(self, layer: ModelLayer, x: Tensor) -> Tensor | None:
-        if id(layer) in self.index:
+        if self.enter(layer)[1] is not None:
             self.inputs.append(x)
         return None
 
     def after(self, layer: ModelLayer, h: Tensor | None) -> Tensor | None:
         super().after(layer, h)
-        if h is None or id(layer) not in self.index:
+        if h is None or self.inside(layer)[1] is None:
             return None
         self.leaves.append(h.detach().requires_grad_())
         return self.leaves[-1].clone()  # so that in-place activations work
 
 
 class Tape(Visitor):
-    """An ordinary graph, with a handle at each layer's input and output."""
+    """An ordinary graph, with a handle at the input and the output of each use of each layer."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__(recording)
-        self.inputs: list[Tensor] = []
-        self.hs: list[Tensor] = []
+        self.layers = [record.model_layer for record in recording.layers]
+        self.inputs: list[list[Tensor]] = [[] for _ in self.layers]
+        self.hs: list[list[Tensor]] = [[] for _ in self.layers]
 
     def before(self, layer: ModelLayer, x: Tensor) -> Tensor | None:
-        if id(layer) not in self.index:
+        t, use = self.enter(layer)
+        if use is None:
             return None
-        self.inputs.append(x.view_as(x))
-        return self.inputs[-1]
+        self.inputs[t].append(x.view_as(x))
+        return self.inputs[t][-1]
 
     def after(self, layer: ModelLayer, h: Tensor | None) -> Tensor | None:
         super().after(layer, h)
-        if h is None or id(layer) not in self.index:
+        t, use = self.inside(layer)
+        if h is None or use is None:
             return None
-        self.hs.append(h)
+        self.hs[t].append(h)
         return h.clone()  # an in-place activation does not change the handle
+
+    def states(self, t: int) -> list[Tensor]:
+        """What layer t is linear in, at each use."""
+        return [self.layers[t].state_of(x.detach()) for x in self.inputs[t]]
 
     def at(self, positions: list[int]) -> list[Tensor]:
         """The outputs at these positions."""
@@ -112,18 +135,26 @@ class Tape(Visitor):
     def back(
         self, outputs: list[Tensor], cotangents: list[Tensor], *, keep: bool = False
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """p_h and p_x of each layer from cotangents of outputs; None where an input is constant."""
-        moving = [x for x in self.inputs if x.requires_grad]
+        """p_h and p_x of each layer from cotangents of outputs; None where an input is constant or not the state."""
+        single = [
+            uses[0] if len(uses) == 1 and uses[0].requires_grad and layer.required else None
+            for uses, layer in zip(self.inputs, self.layers, strict=True)
+        ]
+        hs = [h for uses in self.hs for h in uses]
         with torch.autocast(self.device, enabled=False):
             grads = torch.autograd.grad(
                 outputs,
-                [*self.hs, *moving],
+                [*hs, *(x for x in single if x is not None)],
                 [c.to(z.dtype) for c, z in zip(cotangents, outputs, strict=True)],
                 retain_graph=keep,
                 materialize_grads=True,
             )
-        through = iter(grads[len(self.hs) :])
-        return list(grads[: len(self.hs)]), [next(through) if x.requires_grad else None for x in self.inputs]
+        at_outputs, through = iter(grads[: len(hs)]), iter(grads[len(hs) :])
+        p_h = [
+            together(layer.layer, [next(at_outputs) for _ in uses])
+            for uses, layer in zip(self.hs, self.layers, strict=True)
+        ]
+        return p_h, [None if x is None else next(through) for x in single]
 
 
 @dataclass(eq=False)

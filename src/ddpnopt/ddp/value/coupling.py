@@ -6,6 +6,8 @@ distributes the result: every process has all of K, bit for bit the same, and ha
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -21,20 +23,25 @@ class Coupling:
         self.stage, self.own = stage, stage.gradients(coupled=True)
         R, peers = len(stage.p_h), stage.peers
         own = self.own
+        self._ids: Callable[[], Tensor] | None = None  # x where it has integers, which float32 may not hold
         factors = stage.x[0].numel() + sum(p[0].numel() for p in stage.p_h)
         self._explicit = isinstance(own, Explicit) and R * own.weight[0].numel() < factors
         if isinstance(own, Explicit) and self._explicit:
             parts = [own.weight] if own.bias is None else [own.weight, own.bias]
             self._later = peers.gather_later(torch.cat([p.flatten(1) for p in parts], 1), R)
         else:
-            self._later = peers.gather_later(torch.cat([f.flatten(1) for f in self._factors()], 1))
+            if not stage.x.is_floating_point():  # ids of an embedding
+                self._ids = peers.gather_later(stage.x.flatten(1))
+            floating = self._factors()
+            self._later = peers.gather_later(torch.cat([f.flatten(1) for f in floating], 1))
 
     def _factors(self) -> list[Tensor]:
-        """Inputs and output gradients, in the variables of the stage."""
+        """Inputs, unless they are ids, and output gradients, in the variables of the stage."""
         stage, balance = self.stage, self.stage.balance
-        if balance is None:
-            return [stage.x, *stage.p_h]
-        return [balance.inputs(stage.layer, stage.x), *(balance.outputs(stage.layer, p) for p in stage.p_h)]
+        x, p_h = stage.x, stage.p_h
+        if balance is not None:
+            x, p_h = balance.inputs(x), [balance.outputs(p) for p in p_h]
+        return p_h if self._ids is not None else [x, *p_h]
 
     def gram(self, metric: Metric, extra: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """K of all samples; with `extra` numbers of our own samples, those of all, too."""
@@ -50,9 +57,12 @@ class Coupling:
         arrived, own = self._later(), self.own
         if isinstance(own, Explicit) and self._explicit:
             return own.gram(metric, Explicit.of(layer, own, arrived))
-        shapes = [f.shape[1:] for f in (self.stage.x, *self.stage.p_h)]
+        ids = None if self._ids is None else self._ids().reshape(-1, *self.stage.x.shape[1:])
+        floating = self.stage.p_h if ids is not None else [self.stage.x, *self.stage.p_h]
+        shapes = [f.shape[1:] for f in floating]
         pieces = arrived.split([shape.numel() for shape in shapes], 1)
-        x, *p_h = (piece.reshape(-1, *shape) for piece, shape in zip(pieces, shapes, strict=True))
+        found = [piece.reshape(-1, *shape) for piece, shape in zip(pieces, shapes, strict=True)]
+        x, *p_h = found if ids is None else [ids, *found]
         x, p = torch.cat([x] * R) if R > 1 else x, torch.cat(p_h)
         if not isinstance(own, Explicit):
             return own.gram(metric, type(own)(layer, x, p))  # type: ignore[call-arg]

@@ -1,0 +1,161 @@
+"""`nn.Embedding` as a linear map: h = W' e, with e the one-hot row of an id, and its per-sample gradients.
+
+A sample touches few rows. Its gradient is the list of the ids that it has, each with the sum of the output gradients
+at the places of that id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ddpnopt.linear.layer import Layer, Parts, scale_samples
+from ddpnopt.linear.metric import Metric
+from ddpnopt.linear.sample_gradients import SampleGradients
+
+HELD = 2**22  # numbers held at once in a Gram matrix
+
+
+@dataclass(frozen=True)
+class Lookup(Layer):
+    """`nn.Embedding`: the rows of W that the ids name; inputs are integers, (B, …), which never move."""
+
+    weight_shape: tuple[int, ...]  # (ids, numbers per row)
+    padding_idx: int | None = None  # the id whose row is not trained
+    bias: bool = False
+    groups: int = 1
+    feature_dims: ClassVar[tuple[int | None, int | None]] = (None, -1)
+
+    def outer_factors(self, xi: Tensor | None, psi: Tensor | None) -> Parts:
+        assert psi is not None
+        return [psi]
+
+    @property
+    def _padding(self) -> int:
+        return -1 if self.padding_idx is None else self.padding_idx
+
+    def apply(self, x: Tensor, u: Parts) -> Tensor:
+        h = F.embedding(x, u[0])
+        return h if self.padding_idx is None else h * (x != self.padding_idx)[..., None]
+
+    def input_grad(self, v: Tensor, weight: Tensor, x_shape: torch.Size) -> Tensor:
+        return v.new_zeros(x_shape)
+
+    def grad(self, x: Tensor, v: Tensor) -> Parts:
+        return [_sum_rows(v, x, self.weight_shape[0], self._padding)]
+
+    def patches(self, x: Tensor) -> Tensor:
+        ids = x.reshape(len(x), -1, 1)
+        rows = F.one_hot(ids, self.weight_shape[0]) * (ids != self._padding)[..., None]
+        return rows.to(torch.get_default_dtype())
+
+    def rows(self, h: Tensor) -> Tensor:
+        return h.reshape(len(h), -1, 1, h.shape[-1])
+
+    def unrows(self, rows: Tensor) -> Tensor:
+        return rows.flatten(1)
+
+    def together(self, uses: list[Tensor]) -> Tensor:
+        if uses[0].is_floating_point():
+            return torch.cat([use.reshape(len(use), -1, use.shape[-1]) for use in uses], 1)
+        return torch.cat([use.reshape(len(use), -1) for use in uses], 1)
+
+    def join(self, u: Parts) -> Tensor:
+        return u[0].mT[..., None, :, :]
+
+    def split(self, joint: Tensor) -> Parts:
+        return [joint.squeeze(-3).mT]
+
+    @property
+    def joint_shape(self) -> tuple[int, int, int]:
+        return 1, self.weight_shape[1], self.weight_shape[0]
+
+    def sample_gradients(
+        self, x: Tensor, p: Tensor, *, others: int = 1, recompute: bool | None = None
+    ) -> SampleGradients:
+        return RowsOfIds(self, x, p)
+
+
+def _sum_rows(v: Tensor, ids: Tensor, n: int, padding: int = -1) -> Tensor:
+    """The sum of v over the places of each id: (…, d), (…) -> (n, d)."""
+    found: Tensor = torch.ops.aten.embedding_dense_backward(v.contiguous(), ids.contiguous(), n, padding, False)
+    return found
+
+
+class RowsOfIds:
+    """P_u of an embedding: pairs of a sample and an id, each with one row; only diagonal metrics apply."""
+
+    def __init__(self, layer: Lookup, x: Tensor, p: Tensor) -> None:
+        self.layer, self.samples = layer, len(x)
+        V = layer.weight_shape[0]
+        self._keys = x.reshape(len(x), -1) + V * torch.arange(len(x), device=x.device)[:, None]
+        pairs, self._inverse = torch.unique(self._keys, return_inverse=True)
+        self.sample, self.id = pairs // V, pairs % V  # (N,) each
+        self._trained = self.id != layer._padding
+        self.values = self._values(p)  # (N, d)
+
+    def _values(self, p: Tensor) -> Tensor:
+        rows = _sum_rows(p.reshape(*self._inverse.shape, -1), self._inverse, len(self.id))
+        return rows if self.layer.padding_idx is None else rows * self._trained[:, None]
+
+    def _scaled(self, metric: Metric) -> Tensor:
+        """sqrt(M^-1) p_u."""
+        if metric.T_A is not None or metric.inverse is not None:
+            raise TypeError("an embedding has no Kronecker factors")
+        return self.values if metric.D is None else self.values * metric.D[0][self.id].sqrt()
+
+    def dots(self, metric: Metric, p: Tensor | None = None) -> Tensor:
+        if metric.T_A is not None or metric.inverse is not None:
+            raise TypeError("an embedding has no Kronecker factors")
+        left = self.values if metric.D is None else self.values * metric.D[0][self.id]
+        found = torch.linalg.vecdot(left, self.values if p is None else self._values(p))
+        return found.new_zeros(self.samples).index_add_(0, self.sample, found)
+
+    def gram(self, metric: Metric, other: RowsOfIds | None = None) -> Tensor:
+        those = self if other is None else other
+        left = self._scaled(metric)
+        right = left if other is None else other._scaled(metric)
+        ids, positions = torch.unique(torch.cat([self.id, those.id]), return_inverse=True)
+        mine, theirs = positions.split([len(self.id), len(those.id)])
+        if len(left) * len(right) < self.samples * those.samples * len(ids):  # few ids per sample
+            return self._over_pairs(left, right, those)
+        K = left.new_zeros(self.samples, those.samples)
+        some = max(1, HELD // ((self.samples + those.samples) * left.shape[1]))  # ids at once
+        for start in range(0, len(ids), some):
+            n = min(some, len(ids) - start)
+            a = _dense(left, self.sample, mine - start, self.samples, n)
+            b = a if other is None else _dense(right, those.sample, theirs - start, those.samples, n)
+            K.addmm_(a, b.T)
+        return K
+
+    def _over_pairs(self, left: Tensor, right: Tensor, those: RowsOfIds) -> Tensor:
+        K = left.new_zeros(self.samples, those.samples)
+        some = max(1, HELD // len(right))
+        for i in range(0, len(left), some):
+            rows = slice(i, i + some)
+            products = (left[rows] @ right.T).mul_(self.id[rows, None] == those.id)
+            by_sample = products.new_zeros(len(products), those.samples).index_add_(1, those.sample, products)
+            K.index_add_(0, self.sample[rows], by_sample)
+        return K
+
+    def combine(self, w: Tensor) -> Parts:
+        values = scale_samples(w[self.sample], self.values)
+        return [values.new_zeros(self.layer.weight_shape).index_add_(0, self.id, values)]
+
+    def solved(self, w: Tensor, metric: Metric) -> Parts:
+        return metric.solve(self.layer, self.combine(w))
+
+    def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
+        u[0].index_add_(0, self.id, scale_samples(w[self.sample], self.values), alpha=alpha)
+
+
+def _dense(values: Tensor, sample: Tensor, position: Tensor, samples: int, n: int) -> Tensor:
+    """The rows of the ids at positions 0 … n-1, explicitly: (samples, n d)."""
+    here = (position >= 0) & (position < n)
+    found = values.new_zeros(samples, n, values.shape[1])
+    found[sample[here], position[here]] = values[here]
+    return found.flatten(1)

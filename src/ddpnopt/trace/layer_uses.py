@@ -1,0 +1,98 @@
+"""From the uses of layers in one pass to one record for each layer with feedback.
+
+A layer that runs several times is one control that acts at more places: its per-sample gradient is the sum over the
+uses. Norms and embeddings whose input does not have the samples in dimension 0 are left to the base optimizer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ddpnopt.errors import ModelError
+from ddpnopt.linear.layer import Layer
+
+if TYPE_CHECKING:
+    from ddpnopt.trace.recording import LayerRecord
+
+
+def settle(records: list[LayerRecord]) -> list[LayerRecord]:
+    """One record for each layer, in the order of first use, with x the state that the layer is linear in."""
+    for record in records:
+        if record.x._version != record.x_version:
+            raise ModelError(
+                f"The input of layer '{record.name}' was changed in place after the layer had read it, but DDPNOpt "
+                "needs it for the update. Use an out-of-place operation there."
+            )
+    required = [record for record in records if record.model_layer.required]
+    if len(required) < len(records):
+        shape = (required or records)[0].x.shape
+        records = [r for r in records if r.model_layer.required or _keep(r, shape[0] if shape else 0)]
+    uses: dict[str, list[LayerRecord]] = {}
+    for record in records:
+        uses.setdefault(record.name, []).append(record)
+    return [_merged(same) if len(same) > 1 else same[0] for same in uses.values()]
+
+
+def _keep(record: LayerRecord, batch: int) -> bool:
+    """Whether a norm or an embedding takes part; if not, the gradient that autograd has skipped goes to `.grad`."""
+    x = record.x
+    record.x = record.model_layer.state_of(x)
+    record.x_version = record.x._version
+    if not x.dim() or not len(x) == record.h_shape[0] == batch or _positions(x):
+        leave(record)
+        return False
+    return True
+
+
+def _positions(x: Tensor) -> bool:
+    """Whether ids count up: these are the positions in a sequence, which all samples share."""
+    return x.dim() == 1 and len(x) > 1 and not x.is_floating_point() and bool((x.diff() == 1).all())
+
+
+def leave(record: LayerRecord) -> None:
+    """Leave a layer to the base optimizer, which needs its gradient in `.grad`."""
+    if not record.skipped:
+        return
+    assert record.p_h is not None
+    dtype = record.parameters[0].dtype
+    own = record.layer.grad(record.input_in(dtype), record.p_h.to(dtype))
+    for p, grad in zip(record.parameters, own, strict=True):
+        p.grad = grad if p.grad is None else p.grad + grad
+
+
+def together(layer: Layer, uses: list[Tensor]) -> Tensor:
+    """The uses of a layer as places of one."""
+    return uses[0] if len(uses) == 1 else layer.together(uses)
+
+
+def _merged(same: list[LayerRecord]) -> LayerRecord:
+    first, layer = same[0], same[0].layer
+    batch = len(first.x)
+    for record in same:
+        if not len(record.x) == record.h_shape[0] == batch:
+            raise ModelError(
+                f"Layer '{first.name}' ran on inputs of shape {tuple(first.x.shape)} and {tuple(record.x.shape)} in "
+                "one forward pass: the first dimension must be the same batch everywhere."
+            )
+    first.later = together(layer, [record.x for record in same[1:]])
+    first.x = layer.together([record.x for record in same])
+    first.p_h = layer.together([record.p_h for record in same if record.p_h is not None])
+    first.x_version, first.h_shape = first.x._version, first.p_h.shape
+    first.p_x = first.p_h_dot_h = None
+    first.uses = [use for record in same for use in record.uses]
+    first.moves = any(record.moves for record in same)
+    first.recomputed = any(record.recomputed for record in same)
+    return first
+
+
+def leave_unequal(recordings: list[list[LayerRecord]]) -> list[list[LayerRecord]]:
+    """Leave norms and embeddings that micro-batches do not have in common, with equal shapes, to the base optimizer."""
+    shapes = [{r.name: (r.x.shape[1:], len(r.uses)) for r in records} for records in recordings]
+    common = {name for name, shape in shapes[0].items() if all(other.get(name) == shape for other in shapes[1:])}
+    for records in recordings:
+        for record in records:
+            if not record.model_layer.required and record.name not in common:
+                leave(record)
+    return [[r for r in records if r.model_layer.required or r.name in common] for records in recordings]

@@ -1,0 +1,50 @@
+"""The norms of `torch.nn` as a normalisation, which has no parameters, and the scale and shift behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddpnopt.linear.elementwise import ScaleShift
+
+
+def _layer(norm: Any, x: Tensor) -> Tensor:
+    return F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
+
+
+def _rms(norm: Any, x: Tensor) -> Tensor:
+    return F.rms_norm(x, norm.normalized_shape, eps=norm.eps)
+
+
+def _group(norm: Any, x: Tensor) -> Tensor:
+    return F.group_norm(x, norm.num_groups, eps=norm.eps)
+
+
+def _batch(norm: Any, x: Tensor) -> Tensor:
+    """With the statistics of the batch, or with the running ones as they are: neither is updated here."""
+    if norm.training or norm.running_mean is None:
+        return F.batch_norm(x, None, None, training=True, eps=norm.eps)
+    return F.batch_norm(x, norm.running_mean, norm.running_var, eps=norm.eps)
+
+
+# by the method that runs: a subclass with a forward of its own may do anything
+_NORMALISATIONS: dict[Any, tuple[Callable[[Any, Tensor], Tensor], bool]] = {  # and whether dimension 1 has the weights
+    nn.LayerNorm.forward: (_layer, False),
+    nn.RMSNorm.forward: (_rms, False),
+    nn.GroupNorm.forward: (_group, True),
+    nn.modules.batchnorm._BatchNorm.forward: (_batch, True),
+}
+
+
+def describe_norm(module: nn.Module, weight: nn.Parameter, has_bias: bool) -> ScaleShift | None:
+    """The scale and shift of a norm with this trainable weight; None for any other module."""
+    found = _NORMALISATIONS.get(type(module).forward)
+    return None if found is None else ScaleShift(tuple(weight.shape), has_bias, channels_first=found[1])
+
+
+def normalised(module: nn.Module, x: Tensor) -> Tensor:
+    """x^, the input of the scale and shift."""
+    return _NORMALISATIONS[type(module).forward][0](module, x)
