@@ -57,6 +57,7 @@ class StepLength:
     loss: float = 0.0  # running mean: batches with a larger loss count for more
     weight: float = 0.0  # of the running sums below
     own: float = 0.0
+    own_of_layers: float = 0.0
     own_curvature: float = 0.0
     unseen: float = 0.0
     unseen_curvature: float = 0.0
@@ -75,7 +76,8 @@ class StepLength:
         # the last step's decrease includes parameters without feedback
         own = max(found.own, self.decrease / self.fraction) if self.fraction > 0 else found.own
         for name, new in (
-            ("weight", 1.0), ("own", own * share), ("own_curvature", found.own_curvature * share),
+            ("weight", 1.0), ("own", own * share), ("own_of_layers", found.own * share),
+            ("own_curvature", found.own_curvature * share),
             ("unseen", found.unseen * share), ("unseen_curvature", found.unseen_curvature * share),
         ):  # fmt: skip
             setattr(self, name, DECAY * getattr(self, name) + (1 - DECAY) * new)
@@ -90,7 +92,9 @@ class StepLength:
     def _next(self) -> float:
         last = self.fraction
         on_batch = OWN * self.own / max(self.kappa * self.own_curvature, 1e-300)
-        wanted = max(self.unseen, 0.0) / max(self.kappa * self.unseen_curvature, 1e-300)
+        # parameters without feedback are taken to serve unseen samples as the layers do: kappa has their curvature
+        unseen = max(self.unseen, 0.0) * self.own / max(self.own_of_layers, 1e-300)
+        wanted = unseen / max(self.kappa * self.unseen_curvature, 1e-300)
         if self.unseen <= 0 and self.slope_weight > 0:
             slope = self.slope / self.slope_weight
             wanted = last * math.exp(SLOPE_GAIN * (SLOPE_OFFSET - slope))
