@@ -177,7 +177,7 @@ def test_the_command_writes_tables_and_picture_and_goes_on_where_it_was(tmp_path
     second = store.outcomes()
     assert len(second) == len(first) + 2 * 2
     assert all(second[key] == value for key, value in first.items()), "finished runs are not computed again"
-    assert "wine" in printed and "SF-AdamW" in printed and "Summary" in printed
+    assert all(text in printed for text in ("wine", "SF-AdamW", "Summary"))
     frame = pd.read_csv(tmp_path / "suite.csv")
     assert list(frame["method"]) == ["ddpnopt", "adam", "schedule-free"] * 2
     assert set(frame["sealed"]) == {True, False}

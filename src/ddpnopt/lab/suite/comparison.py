@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import Enum
 from functools import cached_property
 from statistics import fmean, median
 
@@ -29,7 +29,7 @@ SMOOTHING = 5
 """Samples of a curve of fifty: a tenth of the run, over which its final loss is averaged as well."""
 
 
-class Verdict(StrEnum):
+class Verdict(Enum):
     """Compared with the reference."""
 
     AHEAD = "ahead"

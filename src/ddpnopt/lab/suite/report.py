@@ -145,7 +145,7 @@ def records(results: Sequence[TaskResult]) -> list[dict[str, Any]]:
             "std": found.figure.std,
             "seeds": len(found.outcomes),
             "diverged": found.diverged,
-            "verdict": result.verdict(found) or "",
+            "verdict": verdict.value if (verdict := result.verdict(found)) else "",
             "rank": result.ranks[name],
             "shortfall": result.shortfall(found),
             "seconds": fmean(outcome.seconds for outcome in found.outcomes),
