@@ -97,8 +97,14 @@ def _curves(axes: Axes, panel: Panel, found: Found) -> None:
     axes.set(xlabel="step", title=panel.title)
     axes.set_ylabel(f"{panel.objective} loss")
     # With a background: in a panel full of curves the names would be hard to read on top of them.
-    place = "upper right" if stuck else "lower left"
-    axes.legend(loc=place, fontsize=7.5, handlelength=1.4, frameon=True, framealpha=0.55, edgecolor="none")
+    axes.legend(
+        loc="upper right" if stuck else "lower left",
+        fontsize=7.5,
+        handlelength=1.4,
+        frameon=True,
+        framealpha=0.55,
+        edgecolor="none",
+    )
 
 
 def _look(way: VanishingMethod) -> dict[str, Any]:
