@@ -16,7 +16,7 @@ REFERENCE = "adam"
 """The method that the others are compared with."""
 RATES: Mapping[str, tuple[float, ...]] = {
     "adam": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
-    "sgd-m": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1),
+    "sgd-m": (3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
 }
 """Half decades; the best on the validation split is taken. All other methods have one rate."""
 # AdamW's rate in the registry was tuned on DIGITS; here it has the default of torch.
