@@ -63,7 +63,6 @@ class Step:
         self.fraction = 1.0  # of each sample's loss that the sweep asks to remove
         self.evidence: Evidence | None = None  # of a step without a learning rate
         self.chosen = 1.0  # the fraction of the first attempt
-        self.decrease_of_rest = 0.0
         self._gradient_sum = 0.0
         self.certain = True  # whether the loss after the step is that of the user, and not of a guess
         self._share = 1.0  # of this process's samples in the batch loss
@@ -248,13 +247,8 @@ class Step:
         """Lines 14 to 18: the forward pass, in which each layer is updated when its new input is known."""
         opt, recording = self.opt, self.recording
         assert recording is not None
-        if self.rest:
-            # not before the backward pass, which uses the old network
-            if self.evidence is not None:
-                size = self.fraction * self.evidence.relative_update
-                self.decrease_of_rest = opt._parameters.update_relative(self.rest, size)
-            else:
-                opt._parameters.update_open_loop(self.rest)
+        if self.rest and not opt.form.scale_free:  # there they follow after the sweep
+            opt._parameters.update_open_loop(self.rest)  # not before the backward pass, which uses the old network
         log: Log | None = {} if opt.diagnostics else None
         replay = partial(self.passes.replay, recording) if opt.closed_loop else None
         self.outputs = forward_pass(self.stages, self.policies, opt.curvature, replay, self.displacement, log)

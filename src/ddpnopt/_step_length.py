@@ -26,11 +26,22 @@ def slope_of_last_update(step: Step) -> float | None:
             found = True
     if not step.peers.alone:
         total = step.peers.total(total)
-    for p in step.rest:
-        update = state[p].pop("update", None)
-        if update is not None and p.grad is not None:
-            total += float((p.grad * update[0]).sum())
     return total if found else None
+
+
+def update_rest(step: Step) -> None:
+    """Parameters without feedback, after the sweep: as far as the slope along their last update allows."""
+    assert step.evidence is not None
+    length, state = step.opt._rest_length, step.opt.state
+    last = [(p.grad, state[p].pop("update", None)) for p in step.rest]
+    known = [(gradient, update[0]) for gradient, update in last if gradient is not None and update is not None]
+    if known:
+        length.feel(float(sum((gradient * update).sum() for gradient, update in known)))
+    size = length.choose(step.fraction * step.evidence.relative_update)
+    factor = max(float(group["lr"]) for group in step.opt.param_groups)
+    length.decrease = step.opt._parameters.update_relative(step.rest, size * factor)
+    for p in step.rest:
+        state[p]["update"] = [p.detach() - step.weights_before[p]]
 
 
 def choose_fraction(step: Step, value: ScaleFree, shorter: float, slope: float | None) -> None:
@@ -56,10 +67,11 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> bool:
         if not change <= TOLERATED:
             return False
     if found.loss > 0:
-        decrease = step.fraction * found.own + step.decrease_of_rest / found.loss
-        step.opt._length.learn(found, step.fraction, decrease, change)
+        step.opt._length.learn(found, step.fraction, step.fraction * found.own, change)
     if not step.certain or step.opt.steps % FELT_EVERY == FELT_EVERY - 1:
         _keep_update(step)
+    if step.rest:
+        update_rest(step)
     return True
 
 
@@ -69,5 +81,3 @@ def _keep_update(step: Step) -> None:
     for stage, record in zip(step.stages, step.recording.layers, strict=True):
         update = [w.detach() - old for w, old in zip(stage.weights, stage.u, strict=True)]
         step.opt.state[record.parameters[0]]["update"] = update
-    for p in step.rest:
-        step.opt.state[p]["update"] = [p.detach() - step.weights_before[p]]

@@ -20,7 +20,7 @@ from ddpnopt._value import ValueForm
 from ddpnopt.checkpoint import STATE_KEY, check_state, state_header
 from ddpnopt.curvature.base import Curvature
 from ddpnopt.curvature.names import curvature_of
-from ddpnopt.ddp.step_length import StepLength
+from ddpnopt.ddp.step_length import RestLength, StepLength
 from ddpnopt.ddp.terminal import TerminalOption
 from ddpnopt.errors import ModelError, NonFiniteError, OptionError, StepError
 from ddpnopt.report import Report
@@ -193,7 +193,7 @@ class DDPNOpt(HookedOptimizer):
         self.data_parallel = data_parallel
         self.report = Report()
         self.steps, self.samples = 0, 0  # taken and seen so far
-        self._length = StepLength()  # of steps without a learning rate
+        self._length, self._rest_length = StepLength(), RestLength()  # of steps without a learning rate
         self._uses_losses = diagnostics or self.form.uses_losses
         self._warned_of_loss = False
         self._chains: dict[tuple[Any, ...], bool] = {}  # whether a sequence of layers is a chain, by signature
@@ -320,7 +320,7 @@ class DDPNOpt(HookedOptimizer):
         in_use = self._averaging is not None and self._averaging.in_use
         counts: dict[str, Any] = {"steps": self.steps, "samples": self.samples, "averages_in_use": in_use}
         if self.form.scale_free:
-            counts["step_length"] = self._length.state()
+            counts["step_length"], counts["rest_length"] = self._length.state(), self._rest_length.state()
         return {**super().state_dict(), STATE_KEY: {**state_header(type(self.curvature).__name__), **counts}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -329,6 +329,7 @@ class DDPNOpt(HookedOptimizer):
         found = state_dict.get(STATE_KEY, {})
         self.steps, self.samples = found.get("steps", 0), found.get("samples", 0)
         self._length = StepLength(**found.get("step_length", {}))
+        self._rest_length = RestLength(**found.get("rest_length", {}))
         if self.form.scale_free and "step_length" not in found:  # saved with a learning rate: start again from 1
             for group in self.param_groups:
                 group["lr"] = 1.0

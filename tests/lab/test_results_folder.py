@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -27,3 +28,13 @@ def test_the_results_are_light_without_stores_and_every_picture_is_there_once(co
     assert [path for path in committed if path.suffix in (".sqlite", ".pt")] == []
     pictures = [path.with_suffix("") for path in committed if path.suffix in (".png", ".svg")]
     assert len(pictures) == len(set(pictures)) > 0
+
+
+def test_no_picture_of_the_results_is_copied_into_the_documents(committed: list[Path]) -> None:
+    documents = RESULTS.parent / "docs"
+    pictures = {path.stem for path in committed if path.suffix == ".svg"}
+    assert [path for path in documents.rglob("*.*") if path.suffix in (".png", ".svg") and path.stem in pictures] == []
+    text = "\n".join(path.read_text(encoding="utf-8") for path in documents.rglob("*.md"))
+    shown = re.findall(r"\(\.\./(results/[^)\s]+\.svg)\)", text)
+    assert shown
+    assert [path for path in shown if not (RESULTS.parent / path).is_file()] == []

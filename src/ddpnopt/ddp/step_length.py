@@ -57,7 +57,6 @@ class StepLength:
     loss: float = 0.0  # running mean: batches with a larger loss count for more
     weight: float = 0.0  # of the running sums below
     own: float = 0.0
-    own_of_layers: float = 0.0
     own_curvature: float = 0.0
     unseen: float = 0.0
     unseen_curvature: float = 0.0
@@ -65,7 +64,7 @@ class StepLength:
     model_curvature: float = 0.0
     felt_curvature: float = 0.0  # by the slope after a step
     felt_model: float = 0.0
-    decrease: float = 0.0  # first-order decrease of the last step, all parameters together
+    decrease: float = 0.0  # first-order decrease of the last step
     slope: float = 0.0  # running slope after a step, relative to `decrease`
     slope_weight: float = 0.0
 
@@ -73,11 +72,8 @@ class StepLength:
         """The fraction to ask for."""
         self.loss = found.loss if self.steps == 0 else DECAY * self.loss + (1 - DECAY) * found.loss
         share = found.loss / self.loss if self.loss > 0 else 1.0
-        # the last step's decrease includes parameters without feedback
-        own = max(found.own, self.decrease / self.fraction) if self.fraction > 0 else found.own
         for name, new in (
-            ("weight", 1.0), ("own", own * share), ("own_of_layers", found.own * share),
-            ("own_curvature", found.own_curvature * share),
+            ("weight", 1.0), ("own", found.own * share), ("own_curvature", found.own_curvature * share),
             ("unseen", found.unseen * share), ("unseen_curvature", found.unseen_curvature * share),
         ):  # fmt: skip
             setattr(self, name, DECAY * getattr(self, name) + (1 - DECAY) * new)
@@ -92,12 +88,9 @@ class StepLength:
     def _next(self) -> float:
         last = self.fraction
         on_batch = OWN * self.own / max(self.kappa * self.own_curvature, 1e-300)
-        # parameters without feedback are taken to serve unseen samples as the layers do: kappa has their curvature
-        unseen = max(self.unseen, 0.0) * self.own / max(self.own_of_layers, 1e-300)
-        wanted = unseen / max(self.kappa * self.unseen_curvature, 1e-300)
+        wanted = max(self.unseen, 0.0) / max(self.kappa * self.unseen_curvature, 1e-300)
         if self.unseen <= 0 and self.slope_weight > 0:
-            slope = self.slope / self.slope_weight
-            wanted = last * math.exp(SLOPE_GAIN * (SLOPE_OFFSET - slope))
+            wanted = last * _by_slope(self.slope / self.slope_weight)
         fraction = min(on_batch, GROWTH * last)
         if fraction > wanted:
             fraction = min(fraction, max(wanted, last * (1 - 1 / (self.steps + FALL_AFTER))))
@@ -139,3 +132,39 @@ class StepLength:
     def state(self) -> dict[str, float]:
         """For a checkpoint: plain numbers."""
         return asdict(self)
+
+
+@dataclass
+class RestLength:
+    """How far parameters without feedback move, relative to their size: by the slope after the last update alone.
+
+    They are updated after the forward sweep, which would otherwise correct what they have just done.
+    """
+
+    size: float = 0.0  # of the last update over that of the parameters
+    decrease: float = 0.0  # first-order decrease of the loss by it
+    slope: float = 0.0
+    slope_weight: float = 0.0
+
+    def feel(self, slope: float) -> None:
+        """Take in the change of the next batch's loss, to first order, if the last update were made again."""
+        relative = max(-1.0, min(1.0, slope / self.decrease)) if self.decrease > 0 else 0.0
+        self.slope = DECAY * self.slope + (1 - DECAY) * relative
+        self.slope_weight = DECAY * self.slope_weight + 1 - DECAY
+
+    def choose(self, of_layers: float) -> float:
+        """The relative size of the next update; the first one is that of the layers."""
+        if self.slope_weight > 0:
+            self.size *= _by_slope(self.slope / self.slope_weight)
+        elif self.size == 0:
+            self.size = of_layers
+        return self.size
+
+    def state(self) -> dict[str, float]:
+        """For a checkpoint: plain numbers."""
+        return asdict(self)
+
+
+def _by_slope(slope: float) -> float:
+    """The factor on a length, for the running slope after a step relative to the step's own."""
+    return math.exp(SLOPE_GAIN * (SLOPE_OFFSET - slope))

@@ -20,5 +20,9 @@ class DataError(ExperimentError):
     """A data set that is missing, damaged, or cannot be stored."""
 
 
+class NotApplicableError(ExperimentError):
+    """A method that cannot train a network of this kind."""
+
+
 class NoDefaultRateError(ExperimentError):
     """A method without a default learning rate was asked to run at its default."""

@@ -177,7 +177,7 @@ def test_dark_follows_the_system_and_the_button_overrules_it(browser: Any, page:
 
 def test_missing_and_half_done_items_are_said(desk: Opened) -> None:
     text = desk.tab.locator("#missing").inner_text()
-    assert "Beside Adam: started, but not run to its end. ddpnopt reproduce fig-adam" in text
+    assert "Compared with Adam: started, but not run to its end. ddpnopt reproduce fig-adam" in text
     assert "Vanishing gradients: not run." in text
 
 

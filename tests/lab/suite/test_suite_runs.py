@@ -1,40 +1,51 @@
-"""The suite's tasks in the run machinery: the same runs as the suite's own loop, processes, store, search."""
+"""The suite's tasks in the run machinery: the same runs as a loop by hand, processes, store, search."""
 
 from __future__ import annotations
 
 import math
+import os
 import pickle
+import subprocess
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
-from torch import nn
 from torch.optim import Adam
 
 from ddpnopt.lab.errors import ExperimentError, UnknownNameError
+from ddpnopt.lab.runs import bfloat16
 from ddpnopt.lab.runs.config import RunConfig
 from ddpnopt.lab.runs.search import candidates, counted, search
 from ddpnopt.lab.runs.store import Store
 from ddpnopt.lab.runs.sweep import collect
-from ddpnopt.lab.runs.training import train
-from ddpnopt.lab.suite import TASKS
-from ddpnopt.lab.suite import train as train_directly
+from ddpnopt.lab.runs.training import perform, train
+from ddpnopt.lab.suite import TASKS, variants
+from ddpnopt.lab.suite import definition as definitions
 from ddpnopt.lab.suite.runs import SuiteRunTask
 
 
-def adam(model: nn.Module) -> Adam:
-    return Adam(model.parameters(), lr=3e-3)
-
-
 @pytest.mark.parametrize("name", ["vae", "smoothing_and_augmentation", "mean_and_variance"])
-def test_a_run_is_that_of_the_suites_own_loop(name: str) -> None:
-    direct = train_directly(TASKS[name], adam, seed=2, steps=6)
-    test = train(RunConfig("adam", SuiteRunTask(name, 6), 3e-3, seed=2))
-    validation = train(RunConfig("adam", SuiteRunTask(name, 6), 3e-3, seed=2, validation=True))
+def test_a_run_is_that_of_a_loop_by_hand(name: str) -> None:
+    problem = TASKS[name].build(2)
+    optimizer = Adam(problem.model.parameters(), lr=3e-3)
+    torch.manual_seed(2)
+    batches = problem.batches(torch.Generator().manual_seed(2))
+    losses = []
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss = problem.loss(next(batches))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    config = RunConfig("adam", SuiteRunTask(name, 6), 3e-3, seed=2)
+    test, validation = train(config), train(replace(config, validation=True))
     assert test.details is not None
-    assert test.details.record.losses == direct.losses
-    assert (validation.metric, test.metric) == (direct.validation, direct.test)
-    assert test.train_loss == pytest.approx(direct.final_loss)
+    assert test.details.record.losses == losses
+    assert test.metric == problem.evaluate("test")
+    assert validation.metric == problem.evaluate("validation")
+    assert test.train_loss == losses[-1]
 
 
 def test_runs_go_through_two_processes_into_the_store(tmp_path: Path) -> None:
@@ -86,3 +97,54 @@ def test_unknown_names_and_lengths_are_refused() -> None:
         SuiteRunTask("no_such_task")
     with pytest.raises(ExperimentError, match="at least 1"):
         SuiteRunTask("wine", 0)
+
+
+def test_the_key_follows_the_definition_and_not_its_wording() -> None:
+    source = 'def f(x):\n    """Doubles."""\n    return 2 * x  # why not\n'
+    reworded = 'def f(x):\n    """Twice as much."""\n\n    return (2 * x)\n'
+    assert definitions.statements(source) == definitions.statements(reworded)
+    assert definitions.statements(source) != definitions.statements(source.replace("2 *", "3 *"))
+    assert RunConfig("adam", SuiteRunTask("wine")).settings["definition"] == definitions.definition("wine")
+
+
+def test_the_definition_covers_what_a_task_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {module.__name__.rpartition(".")[2] for module in definitions.closure(variants)}
+    assert parts == {"data", "fully_connected", "measures", "task", "variants", "vision"}
+    assert {definitions.definition(name) for name in TASKS if TASKS[name].family == "labels"} == {
+        definitions.definition("multi_label")
+    }
+    original = definitions.inspect.getsource
+
+    def edited(module: ModuleType) -> str:
+        return original(module).replace("0.3", "0.4") if module.__name__.endswith(".data") else original(module)
+
+    before = definitions.definition("whole_set")
+    monkeypatch.setattr(definitions.inspect, "getsource", edited)
+    assert definitions.definition.__wrapped__("whole_set") != before
+
+
+def test_muon_does_not_apply_where_no_weight_is_a_matrix(tmp_path: Path) -> None:
+    assert perform(RunConfig("muon", SuiteRunTask("unet_shapes", 2))) is None
+    store = Store(tmp_path / "runs.sqlite")
+    wanted = [RunConfig("muon", SuiteRunTask(name, 2)) for name in ("photo_denoising", "wine")]
+    assert list(collect(wanted, store, jobs=2)) == wanted[1:], "bfloat16 products work in the processes"
+
+
+@pytest.mark.parametrize(("status", "expected"), [(0, None), (-4, "AVX512_CORE_BF16")])
+def test_amx_is_switched_off_only_where_a_product_dies(
+    monkeypatch: pytest.MonkeyPatch, status: int, expected: str | None
+) -> None:
+    calls: list[list[str]] = []
+
+    def probed(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        calls.append(command)
+        return subprocess.CompletedProcess(command, status)
+
+    monkeypatch.delenv(bfloat16.VARIABLE, raising=False)
+    monkeypatch.setattr(bfloat16.subprocess, "run", probed)
+    bfloat16.allow_bfloat16.__wrapped__()
+    assert os.environ.get(bfloat16.VARIABLE) == expected
+    assert len(calls) == 1
+    monkeypatch.setenv(bfloat16.VARIABLE, "AVX2")
+    bfloat16.allow_bfloat16.__wrapped__()
+    assert (os.environ[bfloat16.VARIABLE], len(calls)) == ("AVX2", 1)

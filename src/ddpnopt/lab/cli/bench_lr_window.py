@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from ddpnopt.lab.cli.options import DataDir, StorePath, split_names, writable_folder
-from ddpnopt.lab.cli.progress import bar, console, status_console
+from ddpnopt.lab.cli.progress import console, status_console
+from ddpnopt.lab.cli.sweeps import collect_showing_progress
 from ddpnopt.lab.errors import ExperimentError
 from ddpnopt.lab.methods.method import WINDOW_POINTS
 from ddpnopt.lab.methods.registry import ABLATIONS, WINDOW_METHODS, require_installed, select
@@ -17,14 +18,13 @@ from ddpnopt.lab.runs.classification import ClassificationTask
 from ddpnopt.lab.runs.config import RunConfig
 from ddpnopt.lab.runs.outcome import Outcome
 from ddpnopt.lab.runs.release_store import LR_WINDOW
-from ddpnopt.lab.runs.store import STORE, Store, code_state
+from ddpnopt.lab.runs.store import STORE
 from ddpnopt.lab.windows.window_plan import plan, promising
 from ddpnopt.lab.windows.window_tasks import TASKS, scaled, window_tasks
 
 QUICK_SAMPLES = 0.1
 QUICK_EPOCHS = 0.34
 QUICK_POINTS = 5
-LOG_EVERY = 20
 
 
 def lr_window(
@@ -82,39 +82,11 @@ def lr_window(
     jobs = 0 if report_only else jobs
     if near is not None:
         first = [run for run in wanted if run.seed == 0]
-        further = promising([run for run in wanted if run.seed], _collect(first, path, jobs, data_dir), near)
+        found = collect_showing_progress(first, path, jobs, data_dir)
+        further = promising([run for run in wanted if run.seed], found, near)
         wanted = [*first, *further]
-    outcomes = _collect(wanted, path, jobs, data_dir)
+    outcomes = collect_showing_progress(wanted, path, jobs, data_dir)
     _show(chosen, outcomes, folder, "ablations" if ablations else "lr-window")
-
-
-def _collect(wanted: Sequence[RunConfig], path: Path, jobs: int, data_dir: Path | None) -> dict[RunConfig, Outcome]:
-    """What is in the store, and the rest computed now, with a progress bar or with lines in a log file."""
-    from ddpnopt.lab.runs.sweep import collect
-
-    status = status_console()
-    store = Store(path)
-    if store.codes(run.key for run in wanted) - {code_state()}:
-        status.print("[dim]some results in the store come from another state of the optimizer's code")
-    with bar() as progress:
-        row = progress.add_task("runs", total=None, detail="")
-        start = 0
-
-        def on_run(done: int, total: int, run: RunConfig | None, outcome: Outcome | None) -> None:
-            nonlocal start
-            if run is None:
-                start = done  # runs from the store would make the estimate of the time left too short
-                progress.update(row, total=total - start)
-                return
-            progress.update(row, completed=done - start, detail=_detail(run, outcome))
-            if progress.disable and ((done - start) % LOG_EVERY == 0 or done == total):
-                text = f"{done - start}/{total - start} runs; {_detail(run, outcome)}"
-                status.print(text, soft_wrap=True, highlight=False)
-
-        # each run by itself: the time to reach a loss is part of the result
-        found = collect(wanted, store, jobs=jobs, data_dir=data_dir, stacked=False, on_run=on_run)
-    store.close()
-    return found
 
 
 def _show(chosen: Sequence[ClassificationTask], outcomes: dict[RunConfig, Outcome], folder: Path, stem: str) -> None:
@@ -142,9 +114,3 @@ def _rates(text: str | None) -> list[float] | None:
         return [float(part) for part in split_names("--lrs", text)]
     except ValueError:
         raise ExperimentError(f"--lrs must be numbers separated by commas, not {text!r}") from None
-
-
-def _detail(run: RunConfig, outcome: Outcome | None) -> str:
-    if outcome is None:
-        return f"{run}: no default learning rate"
-    return f"{run}: {'diverged' if outcome.diverged else f'{outcome.accuracy:.1f} %'}, {outcome.seconds:.0f} s"

@@ -12,6 +12,7 @@ from torch.optim import SGD, Optimizer
 
 from ddpnopt import DDPNOpt
 from ddpnopt.lab.baselines import EMSA
+from ddpnopt.lab.errors import NotApplicableError
 from ddpnopt.lab.methods.method import Factory, is_convolutional
 
 FULL_FORM: dict[str, Any] = {"value": "full", "terminal": "cross_entropy"}
@@ -69,8 +70,10 @@ def muon(model: nn.Module, lr: float = 1e-3) -> Optimizer:
     """Muon only takes matrices; AdamW takes the rest, at the same rate, to which Muon's steps are matched."""
     matrices = [p for p in model.parameters() if p.ndim == 2]
     rest = [p for p in model.parameters() if p.ndim != 2]
+    if not matrices:
+        raise NotApplicableError("Muon needs a weight that is a matrix, and this network has none")
     first = torch.optim.Muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw")
-    return OptimizerPair(first, torch.optim.AdamW(rest, lr=lr))
+    return OptimizerPair(first, torch.optim.AdamW(rest, lr=lr)) if rest else first
 
 
 def singd(model: nn.Module, lr: float, **options: Any) -> Optimizer:

@@ -76,6 +76,10 @@ class Method:
     """Options that define the method; options of a run override them."""
     is_ddpnopt: bool = False
     """Whether it is `DDPNOpt(model)` with `options`: what is not in `options` follows the defaults of the code."""
+    needs_bfloat16: bool = False
+    """Whether its steps multiply matrices in bfloat16, which some machines announce and do not allow."""
+    source: str = ""
+    """A digest of its source, for a method from outside the registry: an edited one makes another run."""
     timing: Timing = field(default_factory=Timing)
 
     @property

@@ -25,7 +25,7 @@ from ddpnopt import EKFAC, KFAC, DDPNOpt
 from ddpnopt.ddp.value.damping import EARLY
 from ddpnopt.errors import OptionError
 from ddpnopt.lab.baselines import SGDVGR, EKFACOptimizer, KFACOptimizer, VanillaDDP
-from ddpnopt.lab.errors import ExperimentError, NoDefaultRateError, UnknownNameError
+from ddpnopt.lab.errors import ExperimentError, NoDefaultRateError, NotApplicableError, UnknownNameError
 from ddpnopt.lab.methods.factories import (
     FACTORED_FORM,
     FULL_FORM,
@@ -37,6 +37,7 @@ from ddpnopt.lab.methods.factories import (
     paper_form,
     singd,
 )
+from ddpnopt.lab.methods.imported import imported_method
 from ddpnopt.lab.methods.method import UNIT, Method, Timing
 from ddpnopt.lab.timing.peers import DAMPING, REFRESH, BackpackStepper, CurvlinopsStepper, SharpnessAwareStepper
 from ddpnopt.optimizer import DEFAULTS
@@ -85,7 +86,7 @@ TRAINED = (
 NEWER = (
     Method("soap", "SOAP", from_package("pytorch_optimizer", "SOAP"), lowest_decade=-6, package="pytorch_optimizer",
            timing=Timing("SOAP (pytorch_optimizer)", options={"precondition_frequency": REFRESH}, period=REFRESH)),
-    Method("muon", "Muon", muon, lowest_decade=-6),
+    Method("muon", "Muon", muon, lowest_decade=-6, needs_bfloat16=True),
     Method("schedule-free", "SF-AdamW", from_package("schedulefree", "AdamWScheduleFree"), lowest_decade=-6,
            package="schedulefree"),
     Method("prodigy", "Prodigy", from_package("prodigyopt", "Prodigy"), lowest_decade=-3.5, package="prodigyopt"),
@@ -189,7 +190,9 @@ PROFILED = (UNIT, "outer", "batch", "kfac", "outer-kfac", "batch-kfac", "outer-e
 
 
 def method(name: str, known: Iterable[str] | None = None) -> Method:
-    """The method called `name`, or an error that lists the `known` names."""
+    """The method called `name`, or an error that lists the `known` names; `module:function` is imported."""
+    if ":" in name:
+        return imported_method(name)
     names = METHODS if known is None else list(known)
     if name not in names:
         raise UnknownNameError("method", name, names)
@@ -218,6 +221,8 @@ def make_optimizer(name: str, model: nn.Module, lr: float | None = None, **optio
         if lr is None and chosen.is_ddpnopt and not options:
             raise NoDefaultRateError(f"{name}: {wrong}") from wrong
         raise ExperimentError(f"{name}: {wrong}") from wrong
+    except NotApplicableError:
+        raise
     except (TypeError, ValueError) as wrong:  # an option the optimizer does not take, or a value out of range
         raise ExperimentError(f"{name}: {wrong}") from wrong
 

@@ -11,6 +11,7 @@ from ddpnopt.lab.page.tables import ShownTable
 from ddpnopt.lab.page.text import anchor, plain
 
 FOLDERS = {
+    "suite": "Many small tasks, compared with Adam",
     "lr-window": "How wide the window of learning rates is",
     "speed": "Time and memory of a step compared with SGD",
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddpnopt.lab.style import COLOURS
 
-# Beside each other they stay apart in print, on a screen, light or dark; the methods' own colours come first.
+# Next to each other they differ in print and on a screen, light or dark; the methods' own colours come first.
 PALETTE = ("#2f6fbb", "#2a9d8f", "#8a6bbe", "#b58900", "#d1477a", "#117733", "#5b6f86", "#661100", "#88a0c8", "#999933")
 OURS = COLOURS["ddpnopt"]
 WIDE = 100.0

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from ddpnopt.lab import style
 from ddpnopt.lab.paper.item import Claim
 
-LETTERS_PER_INCH = 17
+LETTERS_PER_INCH = 16
 """Of the small type under a figure."""
 
 

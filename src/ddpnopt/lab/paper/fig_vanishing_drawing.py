@@ -96,7 +96,15 @@ def _curves(axes: Axes, panel: Panel, found: Found) -> None:
     axes.set_ylim(min(0.97 * plateau, 0.99 * lowest) if stuck else 0.0, (1.06 if stuck else 1.2) * plateau)
     axes.set(xlabel="step", title=panel.title)
     axes.set_ylabel(f"{panel.objective} loss")
-    axes.legend(loc="upper right" if stuck else "lower left", fontsize=7.5, handlelength=1.4)
+    # With a background: in a panel full of curves the names would be hard to read on top of them.
+    axes.legend(
+        loc="upper right" if stuck else "lower left",
+        fontsize=7.5,
+        handlelength=1.4,
+        frameon=True,
+        framealpha=0.55,
+        edgecolor="none",
+    )
 
 
 def _look(way: VanishingMethod) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddpnopt.lab.errors import ExperimentError
+from ddpnopt.lab.methods.method import Method
 from ddpnopt.lab.methods.registry import METHODS, ddpnopt_defaults, method
 from ddpnopt.lab.runs.task import Task
 
@@ -51,7 +52,9 @@ class RunConfig:
         chosen = method(self.method)
         parts = {"kind": "training", **self.settings}
         if self.lr is None:
-            parts["default"] = _default(chosen.name)
+            parts["default"] = _default(chosen)
+        if chosen.source:
+            parts["source"] = chosen.source
         if chosen.is_ddpnopt:  # its defaults are what is measured: other defaults make another run
             options = {**ddpnopt_defaults(), **chosen.options, **self.options}
             options.pop("lr")
@@ -67,8 +70,7 @@ class RunConfig:
         return f"{self.task.name}, {self.method}, lr {rate}, seed {self.seed}"
 
 
-def _default(name: str) -> list[float | None]:
-    chosen = METHODS[name]
+def _default(chosen: Method) -> list[float | None]:
     return [chosen.lr, chosen.convolutional_lr]
 
 
@@ -81,5 +83,5 @@ def upgraded_key(key: str) -> str:
     if "kind" in parts:
         return key
     if parts["lr"] is None and parts["method"] in METHODS:
-        parts["default"] = _default(parts["method"])
+        parts["default"] = _default(METHODS[parts["method"]])
     return json.dumps({"kind": "training", "validation": False, "options": {}, **parts}, sort_keys=True)

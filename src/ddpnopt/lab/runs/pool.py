@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 
 from ddpnopt.lab.errors import ExperimentError
+from ddpnopt.lab.methods.registry import method
+from ddpnopt.lab.runs.bfloat16 import allow_bfloat16
 from ddpnopt.lab.runs.outcome import Outcome
 from ddpnopt.lab.runs.work import WorkUnit
 
@@ -22,6 +24,8 @@ def execute(
     units: Sequence[WorkUnit], jobs: int, data_dir: Path | None
 ) -> Iterator[tuple[WorkUnit, list[Outcome | None]]]:
     """The units and their outcomes as they finish."""
+    if any(method(run.method).needs_bfloat16 for unit in units for run in unit.runs):
+        allow_bfloat16()
     if jobs == 1:
         before = torch.get_num_threads()
         torch.set_num_threads(1)

@@ -28,10 +28,10 @@ class Candidate:
     train_loss: float
 
     @property
-    def score(self) -> float:
-        """Higher is better. Accuracies of a small set come in steps: the training loss decides between equal ones."""
-        sign = 1 if self.config.task.higher_is_better else -1
-        return sign * self.metric - 1e-3 * min(self.train_loss, 10.0)
+    def order(self) -> tuple[float, float]:
+        """Lower is better. Accuracies of a small set come in steps: the training loss decides between equal ones."""
+        sign = -1 if self.config.task.higher_is_better else 1
+        return sign * self.metric, self.train_loss
 
 
 def candidates(base: RunConfig, points: int | None = None) -> list[RunConfig]:
@@ -64,7 +64,7 @@ def search(grids: Sequence[Sequence[RunConfig]], seeds: int, compute: Compute) -
     ranked = []
     for grid in grids:
         tried = [_candidate(config, [next(found) for _ in range(seeds)]) for config in grid]
-        ranked.append(sorted(tried, key=lambda each: -each.score))
+        ranked.append(sorted(tried, key=lambda each: each.order))
     return ranked
 
 

@@ -65,6 +65,14 @@ class Store:
                 "free some space or allow writing, and give the same command again to continue"
             ) from failed
 
+    def remove(self, keys: Iterable[str], *, unless_code: str) -> int:
+        """Forget these runs, except those that this state of the code computed; returns how many."""
+        with self.connection:
+            made = self.connection.executemany(
+                "DELETE FROM runs WHERE key = ? AND code != ?", [(key, unless_code) for key in keys]
+            )
+        return made.rowcount
+
     def outcomes(self) -> dict[str, Outcome]:
         """All that is there."""
         return {key: Outcome.from_json(text) for key, text in self._read("SELECT key, outcome FROM runs")}

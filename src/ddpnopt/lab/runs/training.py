@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from ddpnopt.lab.data import Dataset
-from ddpnopt.lab.errors import NoDefaultRateError
+from ddpnopt.lab.errors import NoDefaultRateError, NotApplicableError
 from ddpnopt.lab.methods.method import is_convolutional
 from ddpnopt.lab.methods.registry import make_optimizer
 from ddpnopt.lab.runs.checkpoints import Checkpoints
@@ -172,10 +172,10 @@ def train(
 
 
 def perform(config: RunConfig, data_dir: Path | None = None) -> Outcome | None:
-    """The outcome of a run of a sweep; None where the method has no default learning rate and none is given."""
+    """The outcome of a run of a sweep; None where the method has no default learning rate or does not apply."""
     try:
         outcome = train(config, data_dir=data_dir, record_errors=True)
-    except NoDefaultRateError:
+    except (NoDefaultRateError, NotApplicableError):
         return None
     return replace(outcome, details=None)  # weights are not sent between processes
 

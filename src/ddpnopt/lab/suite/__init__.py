@@ -2,16 +2,13 @@
 
 from ddpnopt.lab.suite.task import Setup, Splits, SuiteProblem, SuiteTask
 from ddpnopt.lab.suite.tasks import TASKS, open_tasks, sealed_tasks
-from ddpnopt.lab.suite.training import SuiteOutcome, train
 
 __all__ = [
     "TASKS",
     "Setup",
     "Splits",
-    "SuiteOutcome",
     "SuiteProblem",
     "SuiteTask",
     "open_tasks",
     "sealed_tasks",
-    "train",
 ]

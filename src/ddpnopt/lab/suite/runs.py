@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ddpnopt.lab.errors import ExperimentError, UnknownNameError
 from ddpnopt.lab.runs.outcome import TrainingRecord
 from ddpnopt.lab.runs.task import Evaluation
+from ddpnopt.lab.suite.definition import definition
 from ddpnopt.lab.suite.task import Batch, SplitName, SuiteProblem, SuiteTask
 from ddpnopt.lab.suite.tasks import TASKS
 
@@ -73,7 +74,9 @@ class SuiteRunTask:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        return {"suite": self.name, "steps": self.length, "batch_size": self.task.batch_size}
+        """Name, length, and a digest of the definition: an edited task makes other runs."""
+        length = {"steps": self.length, "batch_size": self.task.batch_size}
+        return {"suite": self.name, **length, "definition": definition(self.name)}
 
     @property
     def untrained(self) -> Evaluation:

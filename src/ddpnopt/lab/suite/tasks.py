@@ -15,9 +15,9 @@ from ddpnopt.lab.suite import (
 )
 from ddpnopt.lab.suite.task import SuiteTask
 
-_MODULES = (fully_connected, vision, tokens, recurrent, generative, regression, variants, embeddings, reinforcement)
+MODULES = (fully_connected, vision, tokens, recurrent, generative, regression, variants, embeddings, reinforcement)
 
-TASKS: dict[str, SuiteTask] = {task.name: task for module in _MODULES for task in module.TASKS}
+TASKS: dict[str, SuiteTask] = {task.name: task for module in MODULES for task in module.TASKS}
 
 
 def open_tasks() -> list[SuiteTask]:
