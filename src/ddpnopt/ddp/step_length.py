@@ -30,6 +30,7 @@ SHRINK = 0.25  # the least a fraction keeps from step to step
 FALL_AFTER = 10.0  # steps before the fraction may fall by less than a tenth
 SLOPE_GAIN = 0.5  # how strongly the slope after a step acts on the logarithm of the fraction
 SLOPE_OFFSET = 0.1  # the slope, relative to the step's own, at which a length is kept: a little beyond the minimum
+LARGEST_REST = 0.3  # of their size: what parameters without feedback may change in one step
 LEAST_KAPPA = 0.5
 FELT = 0.5  # of the curvature by the slope after a step: a lower bound of kappa
 RESOLUTION = 1e-6  # relative changes of the loss below this are rounding errors
@@ -77,7 +78,7 @@ class StepLength:
             ("unseen", found.unseen * share), ("unseen_curvature", found.unseen_curvature * share),
         ):  # fmt: skip
             setattr(self, name, DECAY * getattr(self, name) + (1 - DECAY) * new)
-        if self.steps == 0 or self.fraction <= 0 or not math.isfinite(self.fraction):
+        if self.steps == 0 or not 0 < self.fraction < math.inf:
             self.fraction = START / max(found.own, RESOLUTION)
             self.kappa = 0.5 * found.own / max(found.own_curvature * self.fraction, RESOLUTION)
         else:
@@ -90,7 +91,7 @@ class StepLength:
         on_batch = OWN * self.own / max(self.kappa * self.own_curvature, 1e-300)
         wanted = max(self.unseen, 0.0) / max(self.kappa * self.unseen_curvature, 1e-300)
         if self.unseen <= 0 and self.slope_weight > 0:
-            wanted = last * _by_slope(self.slope / self.slope_weight)
+            wanted = last * math.exp(SLOPE_GAIN * (SLOPE_OFFSET - self.slope / self.slope_weight))
         fraction = min(on_batch, GROWTH * last)
         if fraction > wanted:
             fraction = min(fraction, max(wanted, last * (1 - 1 / (self.steps + FALL_AFTER))))
@@ -141,6 +142,7 @@ class RestLength:
     They are updated after the forward sweep, which would otherwise correct what they have just done.
     """
 
+    steps: int = 0
     size: float = 0.0  # of the last update over that of the parameters
     decrease: float = 0.0  # first-order decrease of the loss by it
     slope: float = 0.0
@@ -155,16 +157,13 @@ class RestLength:
     def choose(self, of_layers: float) -> float:
         """The relative size of the next update; the first one is that of the layers."""
         if self.slope_weight > 0:
-            self.size *= _by_slope(self.slope / self.slope_weight)
+            factor = math.exp(-SLOPE_GAIN * self.slope / self.slope_weight)
+            self.size = min(self.size * max(factor, 1 - 1 / (self.steps + FALL_AFTER)), LARGEST_REST)
         elif self.size == 0:
             self.size = of_layers
+        self.steps += 1
         return self.size
 
     def state(self) -> dict[str, float]:
         """For a checkpoint: plain numbers."""
         return asdict(self)
-
-
-def _by_slope(slope: float) -> float:
-    """The factor on a length, for the running slope after a step relative to the step's own."""
-    return math.exp(SLOPE_GAIN * (SLOPE_OFFSET - slope))
