@@ -14,6 +14,7 @@ from ddpnopt._averaging import EVERY, Averaging
 from ddpnopt._checks import require
 from ddpnopt._distributed import OVERFLOW, Group, unwrap
 from ddpnopt._memory import retain_freed
+from ddpnopt._options import DEFAULT_LR, DEFAULTS, NOT_GIVEN, refuse
 from ddpnopt._parameters import Parameters
 from ddpnopt._step import Step
 from ddpnopt._value import ValueForm
@@ -28,14 +29,7 @@ from ddpnopt.trace.hooked_optimizer import HookedOptimizer
 from ddpnopt.trace.hooks import Capture
 from ddpnopt.trace.model_layers import check_devices, find_layers
 
-DEFAULT_LR = 3.0  # of value="batch": 1 / damping. Found over six tasks, see docs/method.md
-DEFAULTS: dict[str, Any] = {
-    "closed_loop": True, "relax": 1.0, "relax_samples": 6400.0, "dof": 0.25, "guard": True, "order": 1, "vxx_reg": 0.0,
-}  # fmt: skip
-"""Values of options that are not given, where they apply."""
 INPUT_GRADIENTS_FROM = 2**15  # weights: applying a smaller layer again is faster than recording its input gradient
-NOT_GIVEN: Any = type("NotGiven", (), {"__repr__": lambda self: "NOT_GIVEN"})()
-"""The default of an option for which None is a value of its own."""
 
 
 class DDPNOpt(HookedOptimizer):
@@ -153,13 +147,13 @@ class DDPNOpt(HookedOptimizer):
         closed = {"terminal": terminal, "closed_loop": closed_loop, "open_loop_lr": open_loop_lr}
         closed |= {"recompute": recompute, "diagnostics": diagnostics or None}
         if not feedback:
-            _refuse({**coupled, "guard": guard, **full, **closed}, "feedback=False, which is the base optimizer alone")
+            refuse({**coupled, "guard": guard, **full, **closed}, "feedback=False, which is the base optimizer alone")
         if value != "batch":
-            _refuse(coupled, f"value='{value}': it needs value='batch'")
+            refuse(coupled, f"value='{value}': it needs value='batch'")
         if value != "full":
-            _refuse(full, f"value='{value}': it needs value='full'")
+            refuse(full, f"value='{value}': it needs value='full'")
         if value == "batch":
-            _refuse({"guard": guard}, "value='batch', whose gains are bounded: it needs value='outer' or 'full'")
+            refuse({"guard": guard}, "value='batch', whose gains are bounded: it needs value='outer' or 'full'")
 
         relax = DEFAULTS["relax"] if relax is None else relax
         relax_samples = DEFAULTS["relax_samples"] if relax_samples is NOT_GIVEN else relax_samples
@@ -176,7 +170,7 @@ class DDPNOpt(HookedOptimizer):
         scale_free = lr is None and terminal == "sqrt" and curvature == "identity"
         if scale_free:
             given = {**coupled, "momentum": momentum or None, "open_loop_lr": open_loop_lr}
-            _refuse(given, "steps of automatic length: it needs lr, for example lr=3")
+            refuse(given, "steps of automatic length: it needs lr, for example lr=3")
         self.form = ValueForm(value, terminal, mean=reduction == "mean", scale_free=scale_free, **settings)
         if lr is None:
             lr = 1.0 if scale_free else DEFAULT_LR
@@ -356,11 +350,3 @@ class DDPNOpt(HookedOptimizer):
         if group is not None:
             group.begin(self._device, OVERFLOW)
         self.report.skipped += 1
-
-
-def _refuse(options: dict[str, Any], form: str) -> None:
-    """Raise an error for an option that is given but has no effect with the chosen form."""
-    for name, value in options.items():
-        given = value is not NOT_GIVEN if name == "relax_samples" else value is not None
-        if given:
-            raise OptionError(f"{name}={value!r} has no effect with {form}. Leave {name} out.")

@@ -40,7 +40,7 @@ from ddpnopt.lab.methods.factories import (
 from ddpnopt.lab.methods.imported import imported_method
 from ddpnopt.lab.methods.method import UNIT, Method, Timing
 from ddpnopt.lab.timing.peers import DAMPING, REFRESH, BackpackStepper, CurvlinopsStepper, SharpnessAwareStepper
-from ddpnopt.optimizer import DEFAULTS
+from ddpnopt._options import DEFAULTS
 
 # The paper's Table 5 gives ranges; the grids lie in them, about evenly in the logarithm.
 SGD_GRID = (0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
