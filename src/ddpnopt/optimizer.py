@@ -56,8 +56,9 @@ class DDPNOpt(HookedOptimizer):
         model: any `nn.Module`. Its `nn.Linear` and `nn.Conv1d/2d/3d` layers get feedback; other parameters are updated
             by the base optimizer, open loop. With value="batch" and "outer", and a curvature that treats each parameter
             alone, the scale and shift of layer, group, batch and RMS norms and `nn.Embedding` get feedback, too.
-        lr: eta of Q_uu = M / eta. For value="batch" it is the inverse of a damping and need not be chosen; any value
-            above about 0.3 works. The other forms need one, as their base optimizers do.
+        lr: leave it out: each step then finds its own length, independent of all scales (`ddpnopt.ddp.step_length`);
+            a scheduler acts on a factor that starts at 1. Given, it is eta of Q_uu = M / eta: for value="batch" the
+            inverse of a fixed damping, for the other forms the learning rate that their base optimizers need.
         params: parameters or parameter groups to train, as for `torch.optim`; all of the model's by default. A group
             may set lr, momentum, weight_decay and open_loop_lr.
         value: form of the value function: "batch" (all samples as one state), "outer" (Proposition 2: V_xx = z z' for
@@ -68,21 +69,19 @@ class DDPNOpt(HookedOptimizer):
             `KFAC(damping=0.1, refresh=20)`.
         feedback: False sets Q_ux = 0: then it is SGD, RMSprop, Adam, KFAC or EKFAC, step for step.
         closed_loop: False applies the open-loop part k alone and needs no second forward pass.
-        relax: the fraction of each sample's loss that a step of value="batch" asks to remove, 1 by default. Less is
-            safer and slower.
-        relax_samples: that fraction falls as 1 / sqrt(1 + samples / relax_samples) with the samples seen so far, to
-            reduce the noise of the batches; 6400 by default, None keeps it constant.
-        dof: degrees of freedom per sample that a step of value="batch" may use, 0.25 by default: the damping is raised
-            until they are within this limit, for any learning rate. This prevents a step from fitting its batch at the
-            expense of the others; 1 sets no limit.
+        relax: with lr, the fraction of each sample's loss that a step of value="batch" asks to remove, 1 by default.
+        relax_samples: with lr, that fraction falls as 1 / sqrt(1 + samples / relax_samples) with the samples seen so
+            far; 6400 by default, None keeps it constant.
+        dof: with lr, degrees of freedom per sample that a step of value="batch" may use, 0.25 by default: the damping
+            is raised until they are within this limit; 1 sets no limit.
         guard: for "outer" and "full": keep the stage's own Gauss-Newton term in Q_uu for everything that concerns
             feedback (the recursion and K), so that V_xx stays positive and no sample overcorrects. True by default.
         order: for "full": 2 expands the dynamics to second order.
         vxx_reg: for "full": eps added to V_xx at each layer.
         momentum: as in `torch.optim.SGD`, on the step M^-1 (Q_u + Q_ux dx).
         weight_decay: the stage cost lambda |u|^2 / 2, inside Q_u.
-        open_loop_lr: learning rate of the parameters without feedback (bare parameters, …): by default lr, that of
-            the base optimizer, and with value="batch" 1e-3 of Adam.
+        open_loop_lr: with lr, learning rate of the parameters without feedback: by default lr, that of the base
+            optimizer, and with value="batch" 1e-3 of Adam.
         exclude: names of layers that are left to the base optimizer.
         average: keep the average of the weights for `eval()`; by default for value="batch". It needs the memory of one
             more copy of the weights.
