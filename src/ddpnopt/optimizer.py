@@ -50,7 +50,7 @@ class DDPNOpt(HookedOptimizer):
     For evaluation, and before the model is saved for use, `opt.eval()` puts the average of the weights over the last
     part of training into the model; `opt.train()` restores the training weights. Both calls are optional.
 
-    An option that has no effect with the chosen form is refused. None means that an option is not given.
+    An option that has no effect with the chosen form is refused.
 
     Args:
         model: any `nn.Module`. Its `nn.Linear` and `nn.Conv1d/2d/3d` layers get feedback; other parameters are updated
@@ -80,8 +80,7 @@ class DDPNOpt(HookedOptimizer):
         vxx_reg: for "full": eps added to V_xx at each layer.
         momentum: as in `torch.optim.SGD`, on the step M^-1 (Q_u + Q_ux dx).
         weight_decay: the stage cost lambda |u|^2 / 2, inside Q_u.
-        open_loop_lr: with lr, learning rate of the parameters without feedback: by default lr, that of the base
-            optimizer, and with value="batch" 1e-3 of Adam.
+        open_loop_lr: with lr, that of the parameters without feedback: by default lr; with value="batch" Adam's 1e-3.
         exclude: names of layers that are left to the base optimizer.
         average: keep the average of the weights for `eval()`; by default for value="batch". It needs the memory of one
             more copy of the weights.

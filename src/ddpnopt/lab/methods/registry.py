@@ -22,6 +22,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from ddpnopt import EKFAC, KFAC, DDPNOpt
+from ddpnopt._options import DEFAULTS
 from ddpnopt.ddp.value.damping import EARLY
 from ddpnopt.errors import OptionError
 from ddpnopt.lab.baselines import SGDVGR, EKFACOptimizer, KFACOptimizer, VanillaDDP
@@ -40,7 +41,6 @@ from ddpnopt.lab.methods.factories import (
 from ddpnopt.lab.methods.imported import imported_method
 from ddpnopt.lab.methods.method import UNIT, Method, Timing
 from ddpnopt.lab.timing.peers import DAMPING, REFRESH, BackpackStepper, CurvlinopsStepper, SharpnessAwareStepper
-from ddpnopt._options import DEFAULTS
 
 # The paper's Table 5 gives ranges; the grids lie in them, about evenly in the logarithm.
 SGD_GRID = (0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
