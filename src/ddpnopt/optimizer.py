@@ -270,7 +270,7 @@ class DDPNOpt(HookedOptimizer):
         self.report.step += 1
         self.steps += 1
         if self._averaging is not None and self.steps % EVERY == 0:
-            self._averaging.update(self, self.steps // EVERY)
+            self._averaging.update(self, self.steps // EVERY, self._capture.batch_norms)
         if not self.feedback:
             self._watch()
 
@@ -289,13 +289,13 @@ class DDPNOpt(HookedOptimizer):
     def eval(self) -> None:
         """Put the average of the weights into the model: to evaluate it, or to save it for use."""
         if self._averaging is not None and not self._averaging.in_use:
-            self._averaging.swap(self)
+            self._averaging.swap(self, self._capture.batch_norms)
 
     @torch.no_grad()
     def train(self) -> None:
         """Put the training weights back into the model."""
         if self._averaging is not None and self._averaging.in_use:
-            self._averaging.swap(self)
+            self._averaging.swap(self, self._capture.batch_norms)
 
     # -- parameter groups and state ----------------------------------------------------------------------------------
 
