@@ -2,10 +2,10 @@
 
 The task is to detect whether a sequence contains the word 7. Three settings matter:
 
-- pass the optimizer as `optimizers=(DDPNOpt(model), …)` together with a scheduler. Otherwise Trainer decays lr, which
-  for value="batch" is the inverse of a damping; the scheduler below keeps it constant;
-- `compute_loss_func` computes the loss outside the model, so that DDPNOpt sees the logits and can undo a step that
-  would increase the loss. A loss computed inside the model also works, without this safeguard;
+- pass the optimizer as `optimizers=(DDPNOpt(model), …)` together with a scheduler. Otherwise Trainer decays lr, a
+  factor of the steps that starts at 1; the scheduler below keeps it constant;
+- `compute_loss_func` computes the loss outside the model, so that DDPNOpt sees the logits and recognises it. A
+  loss that the model computes itself also works;
 - `max_grad_norm=0`: clipping acts on `.grad`, which layers with feedback do not use.
 """
 
@@ -53,8 +53,8 @@ def main(epochs: int = 5, count: int = 1024, **arguments: Any) -> float:
         max_position_embeddings=8,
     )  # fmt: skip
     model = BertForSequenceClassification(config)
-    warnings.simplefilter("ignore", OpenLoopWarning)  # embeddings and norms: Adam
-    opt = DDPNOpt(model, open_loop_lr=3e-3)
+    warnings.simplefilter("ignore", OpenLoopWarning)  # the positions, which all samples share
+    opt = DDPNOpt(model)
     constant = torch.optim.lr_scheduler.LambdaLR(opt, lambda _: 1.0)
     with tempfile.TemporaryDirectory() as folder:
         settings = TrainingArguments(

@@ -81,7 +81,7 @@ def autocast(batches: int) -> nn.Module:
 
 
 def scheduler(batches: int) -> nn.Module:
-    """A learning rate schedule; the learning rate is the inverse of a damping here."""
+    """A schedule: it acts on a factor of the steps that starts at 1."""
     model = network()
     opt = DDPNOpt(model)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, batches)
