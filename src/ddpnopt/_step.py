@@ -62,7 +62,7 @@ class Step:
         self.outputs: list[Tensor] | None = None  # of the network with the new weights
         self.fraction = 1.0  # of each sample's loss that the sweep asks to remove
         self.evidence: Evidence | None = None  # of a step without a learning rate
-        self.chosen = 1.0  # the fraction of the first attempt
+        self.chosen = self.asked = 1.0  # the fraction of the first attempt, of the current one; without lr
         self._gradient_sum = 0.0
         self.certain = True  # whether the loss after the step is that of the user, and not of a guess
         self._share = 1.0  # of this process's samples in the batch loss

@@ -55,7 +55,8 @@ def choose_fraction(step: Step, value: ScaleFree, shorter: float, slope: float |
                 length.learn_from_slope(found, slope / found.loss)
         step.chosen, step.evidence = length.choose(found), found
     # lr is a factor here: a scheduler may shorten all steps
-    step.fraction = step.chosen * shorter * max(float(group["lr"]) for group in step.opt.param_groups)
+    step.asked = step.chosen * shorter
+    step.fraction = step.asked * max(float(group["lr"]) for group in step.opt.param_groups)
     value.ask(step.fraction)
 
 
@@ -67,7 +68,7 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> bool:
         if not change <= TOLERATED:
             return False
     if found.loss > 0:
-        step.opt._length.learn(found, step.fraction, step.fraction * found.own, change)
+        step.opt._length.learn(found, step.asked, step.fraction, change)
     if not step.certain or step.opt.steps % FELT_EVERY == FELT_EVERY - 1:
         _keep_update(step)
     if step.rest:
