@@ -20,8 +20,8 @@ def slope_of_last_update(step: Step) -> float | None:
     state, total, found = step.opt.state, 0.0, False
     assert step.recording is not None
     for stage, record in zip(step.stages, step.recording.layers, strict=True):
-        update = state[record.parameters[0]].pop("update", None)
-        if update is not None and len(update) == len(stage.u):
+        update = state[record.parameters[0]].pop("update", None)  # in a repetition, too: it is older than the next step
+        if step.evidence is None and update is not None and len(update) == len(stage.u):
             total += float(inner(stage.layer.grad(stage.x, stage.p_h[0]), update))
             found = True
     if not step.peers.alone:
@@ -66,6 +66,7 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> bool:
     if after is not None and step.loss_before is not None and found.loss > 0:
         change = (after - step.loss_before) / found.loss
         if not change <= TOLERATED:
+            step.opt._length.fraction = step.asked  # if no attempt succeeds, the next step starts from here
             return False
     if found.loss > 0:
         step.opt._length.learn(found, step.asked, step.fraction, change)
