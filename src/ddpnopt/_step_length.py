@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import astuple
 from typing import TYPE_CHECKING
 
+from ddpnopt._checks import ADVICE, not_finite
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.value import ScaleFree
 from ddpnopt.linear.layer import inner
@@ -48,6 +51,8 @@ def choose_fraction(step: Step, value: ScaleFree, shorter: float, slope: float |
     """Let the model of this batch and the memory of the steps before decide how much to ask for."""
     length = step.opt._length
     found = value.evidence()
+    if not math.isfinite(sum(astuple(found))):  # it would stay in the running estimates for ever
+        raise not_finite("the Gram matrix of the samples' gradients", ADVICE)
     if step.evidence is None:  # not in a repetition
         if slope is not None and found.loss > 0:
             length.feel(slope / found.loss)
