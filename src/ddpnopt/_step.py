@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -62,13 +63,14 @@ class Step:
         self.outputs: list[Tensor] | None = None  # of the network with the new weights
         self.fraction = 1.0  # of each sample's loss that the sweep asks to remove
         self.evidence: Evidence | None = None  # of a step without a learning rate
-        self.chosen = 1.0  # the fraction of the first attempt
+        self.chosen = self.asked = 1.0  # the fraction of the first attempt, of the current one; without lr
         self._gradient_sum = 0.0
         self.certain = True  # whether the loss after the step is that of the user, and not of a guess
         self._share = 1.0  # of this process's samples in the batch loss
         self.loss_before: float | None = None  # None: nothing to judge the step by
         self.weights_before: dict[nn.Parameter, Tensor] = {}  # before the step, of parameters updated without feedback
         self._states: dict[nn.Parameter, dict[str, Any]] = {}  # before the step, of all parameters
+        self._lengths = replace(opt._length), replace(opt._rest_length)  # before the step
 
     def __enter__(self) -> Step:
         return self
@@ -76,6 +78,7 @@ class Step:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.undo()
+            self.opt._length, self.opt._rest_length = self._lengths
 
     # -- collect -----------------------------------------------------------------------------------------------------
 
@@ -224,7 +227,7 @@ class Step:
             )  # fmt: skip
             record.free()
         del p_h, p_x, at_input  # the stages have them, and free them on the way
-        slope = slope_of_last_update(self) if opt.form.scale_free and self.evidence is None else None
+        slope = slope_of_last_update(self) if opt.form.scale_free else None
         own = recording.batch_size if peers.alone else peers.batch(recording.batch_size)
         self.policies = backward_pass(self.stages, self.value, opt.curvature, float(own) if opt.form.mean else 1.0)
         if isinstance(self.value, ScaleFree):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from ddpnopt._checks import ADVICE, not_finite
@@ -22,8 +23,8 @@ def slope_of_last_update(step: Step) -> float | None:
     state, total, found = step.opt.state, 0.0, False
     assert step.recording is not None
     for stage, record in zip(step.stages, step.recording.layers, strict=True):
-        update = state[record.parameters[0]].pop("update", None)
-        if update is not None and len(update) == len(stage.u):
+        update = state[record.parameters[0]].pop("update", None)  # in a repetition, too: it is older than the next step
+        if step.evidence is None and update is not None and len(update) == len(stage.u):
             total += float(inner(stage.layer.grad(stage.x, stage.p_h[0]), update))
             found = True
     if not step.peers.alone:
@@ -50,8 +51,8 @@ def choose_fraction(step: Step, value: ScaleFree, shorter: float, slope: float |
     """Let the model of this batch and the memory of the steps before decide how much to ask for."""
     length = step.opt._length
     found = value.evidence()
-    if not (math.isfinite(found.own) and math.isfinite(found.unseen)):
-        raise not_finite("the joint model of the batch", ADVICE)
+    if not math.isfinite(sum(astuple(found))):  # it would stay in the running estimates for ever
+        raise not_finite("the Gram matrix of the samples' gradients", ADVICE)
     if step.evidence is None:  # not in a repetition
         if slope is not None and found.loss > 0:
             length.feel(slope / found.loss)
@@ -59,7 +60,8 @@ def choose_fraction(step: Step, value: ScaleFree, shorter: float, slope: float |
                 length.learn_from_slope(found, slope / found.loss)
         step.chosen, step.evidence = length.choose(found), found
     # lr is a factor here: a scheduler may shorten all steps
-    step.fraction = step.chosen * shorter * max(float(group["lr"]) for group in step.opt.param_groups)
+    step.asked = step.chosen * shorter
+    step.fraction = step.asked * max(float(group["lr"]) for group in step.opt.param_groups)
     value.ask(step.fraction)
 
 
@@ -69,9 +71,10 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> bool:
     if after is not None and step.loss_before is not None and found.loss > 0:
         change = (after - step.loss_before) / found.loss
         if not change <= TOLERATED:
+            step.opt._length.fraction = step.asked  # if no attempt succeeds, the next step starts from here
             return False
     if found.loss > 0:
-        step.opt._length.learn(found, step.fraction, step.fraction * found.own, change)
+        step.opt._length.learn(found, step.asked, step.fraction, change)
     if not step.certain or step.opt.steps % FELT_EVERY == FELT_EVERY - 1:
         _keep_update(step)
     if step.rest:

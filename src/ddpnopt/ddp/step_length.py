@@ -53,7 +53,8 @@ class StepLength:
     """The fraction of the next step, and the running estimates behind it."""
 
     steps: int = 0
-    fraction: float = 0.0  # of the last step
+    fraction: float = 0.0  # that the last step asked for, before a scheduler's factor
+    taken: float = 0.0  # with it
     kappa: float = 1.0
     loss: float = 0.0  # running mean: batches with a larger loss count for more
     weight: float = 0.0  # of the running sums below
@@ -103,9 +104,11 @@ class StepLength:
         self.slope = DECAY * self.slope + (1 - DECAY) * relative
         self.slope_weight = DECAY * self.slope_weight + 1 - DECAY
 
-    def learn(self, found: Evidence, taken: float, decrease: float, change: float | None) -> None:
-        """Take in a step of fraction `taken`: the predicted first-order decrease and the true change of the loss."""
-        self.fraction, self.decrease = taken, decrease
+    def learn(self, found: Evidence, asked: float, taken: float, change: float | None) -> None:
+        """Take in a step of fraction `taken`, `asked` times a scheduler's factor, and the true change of the loss."""
+        # the factor is not remembered: each step has it once
+        self.fraction, self.taken = (asked if taken > 0 else 0.0), taken
+        decrease = self.decrease = taken * found.own
         if change is None or decrease < RESOLUTION:
             self.kappa = max(self.kappa / GROWTH, LEAST_KAPPA)  # bounded by the slope after the step alone
             return
@@ -117,7 +120,7 @@ class StepLength:
         It needs neither the form nor the scale of the loss. As the batch is another one, noise makes the curvature look
         larger: half of it is a lower bound of kappa.
         """
-        model = found.own_curvature * self.fraction**2
+        model = found.own_curvature * self.taken**2
         self.felt_curvature = DECAY * self.felt_curvature + (1 - DECAY) * max(slope + self.decrease, 0.0)
         self.felt_model = DECAY * self.felt_model + (1 - DECAY) * model
         self.kappa = max(self.kappa, FELT * self.felt_curvature / max(self.felt_model, 1e-300))

@@ -1,0 +1,59 @@
+"""Small networks, batches and training runs with automatic steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddpnopt import DDPNOpt
+
+Batches = list[tuple[Tensor, Tensor]]
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+def relu_network(seed: int = 0, bias: tuple[bool, bool, bool] = (True, True, True)) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(4, 6, bias=bias[0]), nn.ReLU(), nn.Linear(6, 5, bias=bias[1]), nn.ReLU(), nn.Linear(5, 3, bias=bias[2])
+    )  # fmt: skip
+
+
+def classes(seed: int = 0, steps: int = 5, samples: int = 7) -> Batches:
+    g = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(samples, 4, generator=g, dtype=torch.float64), torch.randint(3, (samples,), generator=g))
+        for _ in range(steps)
+    ]
+
+
+def targets(seed: int = 0, steps: int = 5, samples: int = 7) -> Batches:
+    g = torch.Generator().manual_seed(seed)
+    shapes = ((samples, 4), (samples, 3))
+    return [tuple(torch.randn(s, generator=g, dtype=torch.float64) for s in shapes) for _ in range(steps)]  # type: ignore[misc]
+
+
+def trained(
+    model: nn.Module, batches: Batches, loss: LossFunction = F.cross_entropy, *, hand_over: bool = False
+) -> nn.Module:
+    """A copy of the model after one step for each batch."""
+    model = deepcopy(model)
+    opt = DDPNOpt(model)
+    for x, y in batches:
+        opt.zero_grad()
+        found = loss(model(x), y)
+        found.backward()
+        opt.step(loss=found if hand_over else None)
+    return model
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    """The largest difference, relative to the largest number."""
+    return ((a - b).abs().max() / b.abs().max()).item()

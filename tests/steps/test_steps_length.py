@@ -1,0 +1,217 @@
+"""How the length of a step is chosen and remembered."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from step_runs import classes, relu_network, weights
+
+from ddpnopt import DDPNOpt
+from ddpnopt.ddp.step_length import (
+    FALL_AFTER,
+    GROWTH,
+    LARGEST_REST,
+    LEAST_KAPPA,
+    OWN,
+    SHRINK,
+    START,
+    Evidence,
+    RestLength,
+    StepLength,
+)
+
+positive = st.floats(1e-3, 2.0)
+evidences = st.builds(
+    Evidence, loss=st.floats(1e-9, 1e9), own=positive, own_curvature=positive, unseen=st.floats(-1.0, 2.0),
+    unseen_curvature=positive, relative_update=positive,
+)  # fmt: skip
+HELPFUL = Evidence(1.0, 1.8, 1.7, 1.5, 1.6, 0.1)
+
+
+def take(length: StepLength, found: Evidence, kappa: float = 1.0) -> float:
+    """One step in a world where the true second-order term is kappa times that of the model."""
+    asked = length.choose(found)
+    length.learn(found, asked, asked, -asked * found.own + 0.5 * kappa * found.own_curvature * asked**2)
+    return asked
+
+
+@given(evidences)
+def test_the_first_step_asks_for_one_percent_of_the_loss(found: Evidence) -> None:
+    assert StepLength().choose(found) * found.own == pytest.approx(START)
+    assert START == 0.01
+
+
+@given(st.lists(evidences, min_size=2, max_size=12), st.lists(st.floats(0.01, 1e4), min_size=12, max_size=12))
+def test_a_fraction_at_most_doubles_and_keeps_a_quarter(found: list[Evidence], kappas: list[float]) -> None:
+    length = StepLength()
+    fractions = [take(length, each, kappa) for each, kappa in zip(found, kappas, strict=False)]
+    for last, new in zip(fractions, fractions[1:], strict=False):
+        assert SHRINK * last * (1 - 1e-12) <= new <= GROWTH * last * (1 + 1e-12)
+
+
+def test_a_fraction_doubles_while_the_model_is_right_up_to_what_serves_unseen_samples() -> None:
+    length = StepLength()
+    fractions = [take(length, HELPFUL) for _ in range(200)]
+    assert fractions[1] == pytest.approx(2 * fractions[0])
+    assert fractions[3] == pytest.approx(8 * fractions[0])
+    # the slowly falling bound lets it settle from above
+    assert fractions[-1] == pytest.approx(HELPFUL.unseen / HELPFUL.unseen_curvature, rel=0.02)
+
+
+def test_a_fraction_falls_no_faster_than_one_over_t_when_unseen_samples_gain_nothing() -> None:
+    length = StepLength()
+    for _ in range(20):
+        take(length, HELPFUL)
+    useless = Evidence(1.0, 1.8, 1.7, -0.5, 1.6, 0.1)
+    for _ in range(60):
+        last, steps = length.fraction, length.steps
+        new = take(length, useless)
+        assert new >= last * (1 - 1 / (steps + FALL_AFTER)) * (1 - 1e-12)
+    assert new < 0.5 * HELPFUL.unseen / HELPFUL.unseen_curvature
+
+
+def test_a_fraction_follows_the_curvature_at_once() -> None:
+    length = StepLength()
+    for _ in range(12):
+        take(length, HELPFUL)
+    before = length.fraction
+    take(length, HELPFUL, kappa=1000.0)
+    after = take(length, HELPFUL, kappa=1000.0)
+    assert after == pytest.approx(SHRINK * before, rel=1e-6)  # much more than 1/t
+    for _ in range(40):
+        after = take(length, HELPFUL, kappa=1000.0)
+    assert length.kappa == pytest.approx(1000.0, rel=0.05)
+    assert after <= OWN * HELPFUL.own / (length.kappa * HELPFUL.own_curvature) * 1.05
+
+
+def test_kappa_is_remembered_after_a_step_that_went_too_far_and_halves_at_most() -> None:
+    length = StepLength()
+    for _ in range(5):
+        take(length, HELPFUL)
+    take(length, HELPFUL, kappa=5000.0)
+    high = length.kappa
+    assert high > 100
+    for _ in range(4):
+        last = length.kappa
+        take(length, HELPFUL)
+        assert length.kappa >= last / GROWTH
+    for _ in range(300):
+        take(length, HELPFUL, kappa=0.0)
+    assert length.kappa == LEAST_KAPPA
+
+
+def test_the_slope_after_a_step_raises_kappa_where_the_loss_is_not_known() -> None:
+    length = StepLength()
+    for _ in range(3):
+        asked = length.choose(HELPFUL)
+        length.learn(HELPFUL, asked, asked, None)
+    calm = length.kappa
+    length.learn_from_slope(HELPFUL, 50 * length.decrease)  # uphill, steeper than it went down
+    assert length.kappa > 10 * calm
+
+
+@given(st.lists(evidences, min_size=1, max_size=8), st.floats(-3, 3))
+def test_a_length_made_from_its_state_goes_on_the_same(found: list[Evidence], slope: float) -> None:
+    length = StepLength()
+    for each in found:
+        take(length, each)
+        length.feel(slope)
+    copy = StepLength(**length.state())  # type: ignore[arg-type]
+    assert copy == length
+    assert [take(copy, each) for each in found] == [take(length, each) for each in found]
+
+
+def test_a_scheduler_shortens_each_step_by_its_factor_and_not_the_memory() -> None:
+    fractions = {}
+    for factor in (1.0, 0.1):
+        model = relu_network()
+        opt = DDPNOpt(model)
+        x, y = classes(samples=16)[0]
+        for group in opt.param_groups:
+            group["lr"] = factor
+        for _ in range(6):
+            opt.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            opt.step()
+        fractions[factor] = opt._length.fraction
+        assert opt._length.taken == pytest.approx(factor * opt._length.fraction)
+    assert fractions[0.1] > 0.5 * fractions[1.0]
+
+
+def test_training_starts_after_steps_with_a_factor_of_zero() -> None:
+    model = relu_network()
+    opt = DDPNOpt(model)
+    schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda t: 0.0 if t < 3 else min(1.0, t / 10))
+    before = weights(model)
+    x, y = classes(samples=16)[0]
+    losses = []
+    for step in range(40):
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        schedule.step()
+        losses.append(loss.item())
+        if step == 2:
+            assert torch.equal(weights(model), before)
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_a_step_whose_attempts_all_fail_shortens_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = relu_network()
+    opt = DDPNOpt(model)
+    (x, y), *_ = classes()
+    before = weights(model)
+    with monkeypatch.context() as patch:
+        patch.setattr("ddpnopt._step_length.TOLERATED", -math.inf)
+        F.cross_entropy(model(x), y).backward()
+        opt.step()
+    first = START / (opt._length.own / 0.1)  # the running mean after one step
+    assert opt.report.undone == 1
+    assert torch.equal(weights(model), before)
+    assert opt._length.fraction == pytest.approx(first / 64)
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    opt.step()
+    assert opt._length.fraction <= 2 * first / 64
+    assert not torch.equal(weights(model), before)
+
+
+def test_parameters_without_feedback_start_with_the_relative_size_of_the_layers_update() -> None:
+    length = RestLength()
+    assert length.choose(0.02) == 0.02
+    assert length.choose(0.5) == 0.02  # their own from then on
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=30))
+def test_the_length_of_parameters_without_feedback_falls_no_faster_than_one_over_t(slopes: list[float]) -> None:
+    length = RestLength()
+    size = length.choose(0.02)
+    for slope in slopes:
+        length.decrease = 1.0
+        length.feel(slope)
+        steps = length.steps
+        new = length.choose(0.02)
+        assert size * (1 - 1 / (steps + FALL_AFTER)) * (1 - 1e-12) <= new <= min(size * math.exp(0.5), LARGEST_REST)
+        size = new
+
+
+def test_parameters_without_feedback_move_further_while_it_goes_down_and_less_uphill() -> None:
+    for slope, grows in ((-0.5, True), (0.5, False)):
+        length = RestLength()
+        first = length.choose(0.02)
+        for _ in range(10):
+            length.decrease = 1.0
+            length.feel(slope)
+            last = length.choose(0.02)
+        assert (last > first) is grows
+        assert RestLength(**length.state()) == length  # type: ignore[arg-type]
+    for _ in range(100):
+        length.feel(-1.0)
+        length.choose(0.02)
+    assert length.size == LARGEST_REST
