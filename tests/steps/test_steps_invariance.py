@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_runs import Batches, apart, classes, relu_network, targets, trained, weights
-from torch import Tensor, nn
+from torch import nn
 
 from ddpnopt import DDPNOpt
 from ddpnopt.ddp.value import scale_free

@@ -51,40 +51,39 @@ def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: P
     """The factors for inputs x and output gradients p; `state` keeps the running profiles."""
     input_dim, output_dim = layer.feature_dims
     weight = state["balance_weight"] = DECAY * state.get("balance_weight", 0.0) + 1 - DECAY
-    xi = psi = None
-    if input_dim is not None:
-        squares = _mean_squares(x, input_dim, peers)
-        squares = torch.cat([squares, squares.new_ones(1)])  # the bias acts on a constant input
-        squares = squares / squares[:-1].mean().clamp_min(torch.finfo(squares.dtype).tiny)
-        columns = _factor(state, "input_profile", squares, weight)
-        # relative to the bias column, which then keeps its factor 1: what all have in common is part of the step size
-        xi = columns[:-1] / columns[-1]
+    xi = psi = on_x = on_p = None
     if output_dim is not None:
-        squares = _mean_squares(p, output_dim, peers)
-        squares = squares / squares.mean().clamp_min(torch.finfo(squares.dtype).tiny)
-        psi = _factor(state, "output_profile", squares, weight)
-    factors = [factor.to(x.device) for factor in layer.outer_factors(xi, psi)]
-    return Balance(_along(xi, x, input_dim), _along(psi, p, output_dim), factors)
+        psi = _factor(p, output_dim, state, "output_profile", weight, peers)
+        on_p = _along(psi, p, output_dim)
+    if input_dim is not None:
+        assert psi is not None
+        columns = _factor(x, input_dim, state, "input_profile", weight, peers, constant=True)
+        xi, on_bias = columns[:-1], columns[-1]
+        # the layer multiplies its bias by 1: the factor of that column goes to the other side
+        on_x, on_p = _along(xi / on_bias, x, input_dim), _along(psi * on_bias, p, output_dim)
+        return Balance(on_x, on_p, layer.outer_factors(xi / on_bias, psi * on_bias))
+    return Balance(on_x, on_p, [factor.to(p.device) for factor in layer.outer_factors(xi, psi)])
 
 
-def _factor(state: dict[str, Any], name: str, new: Tensor, weight: float) -> Tensor:
-    old = state.get(name)
-    running = new * (1 - DECAY) if old is None else old * DECAY + new * (1 - DECAY)
-    state[name] = running
+def _factor(
+    a: Tensor, dim: int, state: dict[str, Any], name: str, weight: float, peers: Peers, *, constant: bool = False
+) -> Tensor:
+    """The factors of all features of a; with `constant` also that of an input of ones."""
+    kept = dim % a.dim()
+    others = [d for d in range(a.dim()) if d != kept]
+    squares = torch.linalg.vector_norm(a, dim=others).square() * (a.shape[kept] / max(1, a.numel()))
+    if not peers.alone:
+        squares = peers.sum([squares * peers.share(len(a))])[0]
+    mean = squares.mean().clamp_min(torch.finfo(squares.dtype).tiny)
+    if constant:
+        squares = torch.cat([squares, squares.new_ones(1)])
+    old, new = state.get(name), squares / mean * (1 - DECAY)
+    running = state[name] = new if old is None else old * DECAY + new
     return (running / weight + FLOOR).pow(POWER)
 
 
-def _mean_squares(a: Tensor, dim: int, peers: Peers) -> Tensor:
-    """Over all dimensions but one."""
-    kept = dim % a.dim()
-    others = [d for d in range(a.dim()) if d != kept]
-    found = torch.linalg.vector_norm(a, dim=others).square() * (a.shape[kept] / max(1, a.numel()))
-    return found if peers.alone else peers.sum([found * peers.share(len(a))])[0]
-
-
-def _along(factor: Tensor | None, like: Tensor, dim: int | None) -> Tensor | None:
-    if factor is None or dim is None:
-        return None
+def _along(factor: Tensor, like: Tensor, dim: int | None) -> Tensor:
+    assert dim is not None
     shape = [1] * like.dim()
     shape[dim] = -1
     return factor.view(shape)
