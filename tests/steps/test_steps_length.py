@@ -148,7 +148,8 @@ def test_training_starts_after_steps_with_a_factor_of_zero() -> None:
     opt = DDPNOpt(model)
     schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda t: 0.0 if t < 3 else min(1.0, t / 10))
     before = weights(model)
-    x, y = classes(samples=16)[0]
+    x = classes(samples=16)[0][0]
+    y = (x[:, 0] > 0).long()
     losses = []
     for step in range(40):
         opt.zero_grad()
