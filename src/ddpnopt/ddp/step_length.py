@@ -71,7 +71,9 @@ class StepLength:
     slope_weight: float = 0.0
 
     def choose(self, found: Evidence) -> float:
-        """The fraction to ask for."""
+        """The fraction to ask for; a batch without loss or gradient leaves everything as it is."""
+        if found.loss <= 0 or found.own < RESOLUTION:
+            return self.fraction
         self.loss = found.loss if self.steps == 0 else DECAY * self.loss + (1 - DECAY) * found.loss
         share = found.loss / self.loss if self.loss > 0 else 1.0
         for name, new in (
@@ -80,7 +82,7 @@ class StepLength:
         ):  # fmt: skip
             setattr(self, name, DECAY * getattr(self, name) + (1 - DECAY) * new)
         if self.steps == 0 or not 0 < self.fraction < math.inf:
-            self.fraction = START / max(found.own, RESOLUTION)
+            self.fraction = START / found.own
             self.kappa = 0.5 * found.own / max(found.own_curvature * self.fraction, RESOLUTION)
         else:
             self.fraction = self._next()
@@ -106,8 +108,9 @@ class StepLength:
 
     def learn(self, found: Evidence, asked: float, taken: float, change: float | None) -> None:
         """Take in a step of fraction `taken`, `asked` times a scheduler's factor, and the true change of the loss."""
-        # the factor is not remembered: each step has it once
-        self.fraction, self.taken = (asked if taken > 0 else 0.0), taken
+        if taken <= 0 or found.own < RESOLUTION:
+            return
+        self.fraction, self.taken = asked, taken  # the factor is not remembered: each step has it once
         decrease = self.decrease = taken * found.own
         if change is None or decrease < RESOLUTION:
             self.kappa = max(self.kappa / GROWTH, LEAST_KAPPA)  # bounded by the slope after the step alone
