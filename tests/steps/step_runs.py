@@ -18,7 +18,8 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 def relu_network(seed: int = 0, bias: tuple[bool, bool, bool] = (True, True, True)) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Linear(4, 6, bias=bias[0]), nn.ReLU(), nn.Linear(6, 5, bias=bias[1]), nn.ReLU(), nn.Linear(5, 3, bias=bias[2])
+        nn.Linear(4, 6, bias=bias[0]), nn.ReLU(), nn.Linear(6, 5, bias=bias[1]), nn.ReLU(),
+        nn.Linear(5, 3, bias=bias[2]),
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def per_sample_gradients(stage: Stage) -> Tensor:
     x, p, bias = stage.x, stage.p_h[0], len(stage.u) > 1
     a, g = x.square().mean(0), p.square().mean(0)
     xi = (a / a.mean() + FLOOR) ** -0.25 / (1 / a.mean() + FLOOR) ** -0.25
-    psi = (g / g.mean() + FLOOR) ** -0.25
+    psi = (g / g.mean() + FLOOR) ** -0.25 * (1 / a.mean() + FLOOR) ** -0.25
     grads = torch.einsum("bo,bj->boj", p * psi, x * xi).flatten(1)
     return torch.cat([grads, p * psi], 1) if bias else grads
 

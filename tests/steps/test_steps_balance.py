@@ -49,7 +49,7 @@ def explicit_factors(name: str, x: Tensor, p: Tensor) -> list[Tensor]:
         return [psi.expand(7, 3)]
     squares = x.square().movedim(output_dim, 0).flatten(1).mean(1)
     constant = (1 / squares.mean() + FLOOR) ** -0.25
-    xi = (profile(x, output_dim) + FLOOR) ** -0.25 / constant
+    xi, psi = (profile(x, output_dim) + FLOOR) ** -0.25 / constant, psi * constant
     per_group = weight.shape[1]
     groups = len(xi) // per_group
     for o in range(weight.shape[0]):
@@ -106,14 +106,16 @@ def test_profiles_are_running_averages_without_bias_towards_the_start() -> None:
         found = balanced(layer, x, p, state, ALONE)
     powers = torch.tensor([DECAY**k for k in range(5)][::-1])
     mean = (powers[:, None] * torch.stack([profile(p, -1) for _, p in batches])).sum(0) / powers.sum()
-    torch.testing.assert_close(found.factors[1], (mean + FLOOR) ** -0.25)
+    constants = torch.stack([1 / x.square().mean() for x, _ in batches])
+    constant = (powers * constants).sum() / powers.sum()
+    torch.testing.assert_close(found.factors[1], ((mean + FLOOR) * (constant + FLOOR)) ** -0.25)
 
 
 def test_a_constant_profile_changes_nothing_but_the_size_and_silent_features_stay_bounded() -> None:
     layer = layer_of(nn.Linear(4, 3))
     x, p = torch.ones(B, 4), torch.ones(B, 3)
     found = balanced(layer, x, p, {}, ALONE)
-    torch.testing.assert_close(found.factors[0], ((1 + FLOOR) ** -0.25) * torch.ones(3, 4))
+    torch.testing.assert_close(found.factors[0], ((1 + FLOOR) ** -0.5) * torch.ones(3, 4))
     x[:, 0], p[:, 0] = 0.0, 0.0
     found = balanced(layer, x, p, {}, ALONE)
     loud, silent = float(found.factors[0][1, 1]), float(found.factors[0][0, 0])

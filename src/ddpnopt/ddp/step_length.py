@@ -11,7 +11,7 @@ decide on alpha, all of them relative to the loss, so that no scale enters:
   it is remembered: a step that went too far shortens the next ones.
 - *The slope after the step.* The gradient of the next batch along the last update is negative while longer steps would
   have gone further down, for any network and any loss, also where samples are coupled (batch norm, contrastive losses)
-  and leaving one out means nothing. It may lengthen a step beyond the first estimate, never beyond the curvature.
+  and leaving one out means nothing: there it takes the place of the first estimate, within what the curvature allows.
 
 Fractions at most double from step to step and fall no faster than 1/t, unless the curvature asks for it: at a constant
 length progress on unseen samples always ends, and a fraction that followed at once would stop the training.
@@ -30,6 +30,7 @@ SHRINK = 0.25  # the least a fraction keeps from step to step
 FALL_AFTER = 10.0  # steps before the fraction may fall by less than a tenth
 SLOPE_GAIN = 0.5  # how strongly the slope after a step acts on the logarithm of the fraction
 SLOPE_OFFSET = 0.1  # the slope, relative to the step's own, at which a length is kept: a little beyond the minimum
+OVERSHOT = 0.5  # slope after a step, relative to its own, from which on it may shorten the next at once
 LARGEST_REST = 0.3  # of their size: what parameters without feedback may change in one step
 LEAST_KAPPA = 0.5
 FELT = 0.5  # of the curvature by the slope after a step: a lower bound of kappa
@@ -92,12 +93,19 @@ class StepLength:
     def _next(self) -> float:
         last = self.fraction
         on_batch = OWN * self.own / max(self.kappa * self.own_curvature, 1e-300)
-        wanted = max(self.unseen, 0.0) / max(self.kappa * self.unseen_curvature, 1e-300)
-        if self.unseen <= 0 and self.slope_weight > 0:
-            wanted = last * math.exp(SLOPE_GAIN * (SLOPE_OFFSET - self.slope / self.slope_weight))
+        floor = last * (1 - 1 / (self.steps + FALL_AFTER))
+        if self.unseen > RESOLUTION * self.own:
+            wanted = self.unseen / max(self.kappa * self.unseen_curvature, 1e-300)
+        elif self.slope_weight > 0:  # leaving samples out says nothing
+            slope = self.slope / self.slope_weight
+            wanted = last * math.exp(SLOPE_GAIN * (SLOPE_OFFSET - slope))
+            if slope > OVERSHOT:
+                floor = 0.0
+        else:
+            wanted = last
         fraction = min(on_batch, GROWTH * last)
         if fraction > wanted:
-            fraction = min(fraction, max(wanted, last * (1 - 1 / (self.steps + FALL_AFTER))))
+            fraction = min(fraction, max(wanted, floor))
         return max(fraction, SHRINK * last)
 
     def feel(self, slope: float) -> None:
