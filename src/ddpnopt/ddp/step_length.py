@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 START = 0.01  # of the loss: what the first step asks for; it doubles from there
 DECAY = 0.9  # of the running estimates
 OWN = 1.2  # times the minimum along the step on the batch itself
+SINGLE = 0.1  # of that, in batches of one sample
 GROWTH = 2.0  # of the fraction, and 1/kappa, from step to step
 SHRINK = 0.25  # the least a fraction keeps from step to step
 FALL_AFTER = 10.0  # steps before the fraction may fall by less than a tenth
@@ -95,6 +96,8 @@ class StepLength:
         wanted = max(self.unseen, 0.0) / max(self.kappa * self.unseen_curvature, 1e-300)
         if self.unseen <= 0 and self.slope_weight > 0:
             wanted = last * math.exp(SLOPE_GAIN * (SLOPE_OFFSET - self.slope / self.slope_weight))
+        if self.unseen_curvature <= 0:  # batches of one sample: nothing is known of the others
+            on_batch *= SINGLE
         fraction = min(on_batch, GROWTH * last)
         if fraction > wanted:
             fraction = min(fraction, max(wanted, last * (1 - 1 / (self.steps + FALL_AFTER))))
