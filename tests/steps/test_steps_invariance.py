@@ -1,4 +1,4 @@
-"""What an automatic step does not depend on: scale of the loss, order of the samples, and some rescalings of weights."""
+"""What an automatic step does not depend on: scale of the loss, order of the samples, some rescalings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_runs import Batches, apart, classes, relu_network, targets, trained, weights
-from torch import Tensor, nn
+from torch import nn
 
 from ddpnopt import DDPNOpt
 from ddpnopt.ddp.value import scale_free
@@ -32,7 +32,7 @@ def test_cross_entropy_of_any_scale_gives_the_same_weights(seed: int, power: flo
 def test_a_squared_error_of_any_scale_gives_the_same_weights_with_its_value_handed_over(
     seed: int, power: int, digits: tuple[float, float]
 ) -> None:
-    """Factors with a round first digit are recognised for certain, others are not: they are compared with each other."""
+    """Factors with a round first digit are recognised for certain, others are not: like is compared with like."""
     model, batches = relu_network(seed), targets(seed)
     one, other = (
         trained(model, batches, lambda z, y, scale=scale: scale * F.mse_loss(z, y), hand_over=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -50,7 +51,7 @@ def test_the_first_step_asks_for_one_percent_of_the_loss(found: Evidence) -> Non
 def test_a_fraction_at_most_doubles_and_keeps_a_quarter(found: list[Evidence], kappas: list[float]) -> None:
     length = StepLength()
     fractions = [take(length, each, kappa) for each, kappa in zip(found, kappas, strict=False)]
-    for last, new in zip(fractions, fractions[1:], strict=False):
+    for last, new in pairwise(fractions):
         assert SHRINK * last * (1 - 1e-12) <= new <= GROWTH * last * (1 + 1e-12)
 
 
