@@ -75,7 +75,8 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> bool:
             return False
     if found.loss > 0:
         step.opt._length.learn(found, step.asked, step.fraction, change)
-    if not step.certain or step.opt.steps % FELT_EVERY == FELT_EVERY - 1:
+    # a single sample says nothing of unseen ones: there the slope alone decides
+    if not step.certain or found.unseen_curvature <= 0 or step.opt.steps % FELT_EVERY == FELT_EVERY - 1:
         _keep_update(step)
     if step.rest:
         update_rest(step)

@@ -84,6 +84,7 @@ CASES: dict[str, tuple[str, dict[str, Any], bool]] = {  # network, options, whet
     "batch sum": ("fcn", {"reduction": "sum"}, False),
     "batch norm layers": ("normed", {}, False),
     "batch norm layers in ddp": ("normed", {}, True),
+    "batch and parameters without feedback": ("normed", {"exclude": ["1"]}, False),
     "batch words": ("words", {}, False),
     "batch words in ddp": ("words", {}, True),
     "outer words, adam": ("words", {"value": "outer", "lr": 0.01, "curvature": "adam"}, False),

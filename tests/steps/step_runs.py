@@ -13,14 +13,13 @@ from ddpnopt import DDPNOpt
 
 Batches = list[tuple[Tensor, Tensor]]
 LossFunction = Callable[[Tensor, Tensor], Tensor]
+SIZES = ((4, 6), (6, 5), (5, 3))
 
 
 def relu_network(seed: int = 0, bias: tuple[bool, bool, bool] = (True, True, True)) -> nn.Sequential:
     torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Linear(4, 6, bias=bias[0]), nn.ReLU(), nn.Linear(6, 5, bias=bias[1]), nn.ReLU(),
-        nn.Linear(5, 3, bias=bias[2]),
-    )  # fmt: skip
+    first, second, last = (nn.Linear(n, m, bias=b) for (n, m), b in zip(SIZES, bias, strict=True))
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
 
 
 def classes(seed: int = 0, steps: int = 5, samples: int = 7) -> Batches:

@@ -1,4 +1,4 @@
-"""What an automatic step does not depend on: scale of the loss, order of the samples, some rescalings of weights."""
+"""What an automatic step does not depend on: scale of the loss, order of the samples, some rescalings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddpnopt import DDPNOpt
 from ddpnopt.ddp.value import scale_free
 
 seeds = st.integers(0, 10_000)
-powers = st.floats(-6, 6)
+powers = st.floats(-6, 6).filter(lambda power: power == 0 or abs(power) > 0.01)  # nearly 1 is taken for 1
 
 
 @settings(max_examples=15)
@@ -32,7 +32,7 @@ def test_cross_entropy_of_any_scale_gives_the_same_weights(seed: int, power: flo
 def test_a_squared_error_of_any_scale_gives_the_same_weights_with_its_value_handed_over(
     seed: int, power: int, digits: tuple[float, float]
 ) -> None:
-    """Round factors are recognised for certain, others are not: they are compared with each other."""
+    """Factors with a round first digit are recognised for certain, others are not: like is compared with like."""
     model, batches = relu_network(seed), targets(seed)
     one, other = (
         trained(model, batches, lambda z, y, scale=scale: scale * F.mse_loss(z, y), hand_over=True)

@@ -68,7 +68,7 @@ def test_a_fraction_falls_no_faster_than_one_over_t_when_unseen_samples_gain_not
     length = StepLength()
     for _ in range(20):
         take(length, HELPFUL)
-    useless = Evidence(1.0, 1.8, 1.7, -0.5, 1.6, 0.1)
+    useless = Evidence(1.0, 1.8, 1.7, 0.1, 1.6, 0.1)
     for _ in range(60):
         last, steps = length.fraction, length.steps
         new = take(length, useless)

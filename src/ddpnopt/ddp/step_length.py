@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 START = 0.01  # of the loss: what the first step asks for; it doubles from there
 DECAY = 0.9  # of the running estimates
 OWN = 1.2  # times the minimum along the step on the batch itself
+SINGLE = 0.1  # of that, in batches of one sample
 GROWTH = 2.0  # of the fraction, and 1/kappa, from step to step
 SHRINK = 0.25  # the least a fraction keeps from step to step
 FALL_AFTER = 10.0  # steps before the fraction may fall by less than a tenth
@@ -103,6 +104,8 @@ class StepLength:
                 floor = 0.0
         else:
             wanted = last
+        if self.unseen_curvature <= 0:  # batches of one sample: nothing is known of the others
+            on_batch *= SINGLE
         fraction = min(on_batch, GROWTH * last)
         if fraction > wanted:
             fraction = min(fraction, max(wanted, floor))

@@ -96,6 +96,8 @@ class ScaleFree(Batch):
         y = self._y = torch.cholesky_solve(r[:, None], factor)[:, 0]
         achieved = r - self._damping * y  # A y
         without = r - y / torch.cholesky_inverse(factor).diagonal()  # what the others alone would do to each sample
+        if len(r) == 1:  # no others: exactly zero, not a rounding error of either sign
+            without = torch.zeros_like(r)
         if loss <= 0:
             return Evidence(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         own, own2, unseen, unseen2 = torch.stack(
