@@ -64,7 +64,7 @@ def test_a_fraction_doubles_while_the_model_is_right_up_to_what_serves_unseen_sa
     assert fractions[-1] == pytest.approx(HELPFUL.unseen / HELPFUL.unseen_curvature, rel=0.02)
 
 
-def test_a_fraction_falls_no_faster_than_one_over_t_when_unseen_samples_gain_nothing() -> None:
+def test_a_fraction_falls_no_faster_than_one_over_t_when_unseen_samples_gain_little() -> None:
     length = StepLength()
     for _ in range(20):
         take(length, HELPFUL)

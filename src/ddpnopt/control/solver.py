@@ -59,10 +59,13 @@ def solve(
         cost_tol: a problem ends when a full step without regularisation reduces J by at most cost_tol * |J|.
             Default: four times the machine precision.
         regularize: "uu" adds mu I to Q_uu, "xx" adds mu I to V_xx, "proximal" adds mu/2 |du|^2 to the stage cost.
-        reg_init, reg_min, reg_max, reg_factor: mu starts at reg_init. A failure multiplies it by a factor
-            that itself grows by reg_factor with each failure in a row, a success divides it likewise; below
-            reg_min it is zero, and beyond reg_max the problem ends with `Status.NO_STEP`.
-        backtrack, max_backtracks: step sizes 1, backtrack, backtrack^2, ...
+        reg_init: mu at the start.
+        reg_min: below it mu is zero.
+        reg_max: beyond it the problem ends with `Status.NO_STEP`.
+        reg_factor: a failure multiplies mu by a factor that itself grows by reg_factor with each failure in a row, a
+            success divides it likewise.
+        backtrack: step sizes are 1, backtrack, backtrack^2, ...
+        max_backtracks: how many of them are tried.
         sufficient: a step is accepted if it reduces J by at least this part of what the model expects.
 
     Returns:
