@@ -16,13 +16,13 @@ from ddpnopt import DDPNOpt
 from ddpnopt.ddp.value import scale_free
 
 seeds = st.integers(0, 10_000)
-powers = st.floats(-6, 6).filter(lambda power: power == 0 or abs(power) > 0.01)  # nearly 1 is taken for 1
 
 
 @settings(max_examples=15)
-@given(seeds, powers)
-def test_cross_entropy_of_any_scale_gives_the_same_weights(seed: int, power: float) -> None:
-    model, batches, scale = relu_network(seed), classes(seed), 10.0**power
+@given(seeds, st.integers(-6, 5), st.sampled_from([1.0, 1.234, 2.0, 3.17, 7.43]))
+def test_cross_entropy_of_any_scale_gives_the_same_weights(seed: int, power: int, digits: float) -> None:
+    """A factor within 1e-4 of a round one is taken for it, so those are left out."""
+    model, batches, scale = relu_network(seed), classes(seed), digits * 10.0**power
     scaled = trained(model, batches, lambda z, y: scale * F.cross_entropy(z, y))
     assert apart(weights(scaled), weights(trained(model, batches))) < 1e-6
 
