@@ -125,3 +125,21 @@ def test_training_succeeds_at_any_scale_of_the_inputs_and_of_relu_layers(c: floa
     assert loss_after(relu_network(), batches) < 0.2
     assert loss_after(*rescaled_inputs(relu_network(), batches, c)) < 0.35
     assert loss_after(rescaled_layers(relu_network(), c), batches) < 0.35
+
+
+@pytest.mark.parametrize("factor", [1e-2, 7.0, 100.0])
+def test_without_biases_rescaled_inputs_and_relu_layers_give_the_same_network(factor: float) -> None:
+    def network() -> nn.Sequential:
+        return relu_network(3, bias=(False, False, False))
+
+    batches = classes(3)
+    inputs, layers = network(), network()
+    with torch.no_grad():
+        inputs[0].weight.div_(factor)
+        layers[0].weight.mul_(factor)
+        layers[2].weight.div_(factor)
+    rescaled = [(factor * x, y) for x, y in batches]
+    x = batches[0][0]
+    expected = trained(network(), batches)(x)
+    torch.testing.assert_close(trained(inputs, rescaled)(factor * x), expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(trained(layers, batches)(x), expected, rtol=1e-8, atol=1e-8)
