@@ -144,17 +144,21 @@ class Batch:
             K = own.gram(metric)
         else:
             K, dots = coupling.gram(metric, dots)
-        K = K.to(self.L.dtype)
+        system = self._extend(stage, K.to(self.L.dtype), dots)
+        self._waiting.append(system)
+        if len(self.L) > TOGETHER:
+            self._factorise()
+        return own, partial(self._weights, system)
+
+    def _extend(self, stage: Stage, K: Tensor, dots: Tensor | None) -> System:
+        """Add eta K to S, and what the stage cost does to each column to m."""
         S = self.S = K.mul_(stage.eta) if self.S is None else torch.add(self.S, K, alpha=stage.eta)
         if dots is not None:
             dots = stage.eta * dots.to(self.L.dtype)
             self.m = dots if self.m is None else self.m + dots
         system = self._system = System(S, stage.state, self.m)
         self._v = None
-        self._waiting.append(system)
-        if len(S) > TOGETHER:
-            self._factorise()
-        return own, partial(self._weights, system)
+        return system
 
     def _factorise(self) -> None:
         """All waiting systems, in one call."""

@@ -76,12 +76,7 @@ class ScaleFree(Batch):
         n = sum(part.numel() for part in stage.u)
         relative = size * (n / k) ** 0.5 if k > 0 else 0.0
         stage.eta *= relative
-        S = self.S = K.mul_(stage.eta) if self.S is None else torch.add(self.S, K, alpha=stage.eta)
-        if dots is not None:
-            dots = stage.eta * dots.to(self.L.dtype)
-            self.m = dots if self.m is None else self.m + dots
-        system = self._system = System(S, stage.state, self.m)
-        self._v = None
+        system = self._extend(stage, K, dots)
         self._systems.append(system)
         self._ratios.append(stage.eta * k)
         return own, partial(self._weights, system)
