@@ -51,18 +51,16 @@ def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: P
     """The factors for inputs x and output gradients p; `state` keeps the running profiles."""
     input_dim, output_dim = layer.feature_dims
     weight = state["balance_weight"] = DECAY * state.get("balance_weight", 0.0) + 1 - DECAY
-    xi = psi = on_x = on_p = None
+    xi = psi = None
     if output_dim is not None:
         psi = _factor(p, output_dim, state, "output_profile", weight, peers)
-        on_p = _along(psi, p, output_dim)
     if input_dim is not None:
         assert psi is not None
         columns = _factor(x, input_dim, state, "input_profile", weight, peers, constant=True)
-        xi, on_bias = columns[:-1], columns[-1]
         # the layer multiplies its bias by 1: the factor of that column goes to the other side
-        on_x, on_p = _along(xi / on_bias, x, input_dim), _along(psi * on_bias, p, output_dim)
-        return Balance(on_x, on_p, layer.outer_factors(xi / on_bias, psi * on_bias))
-    return Balance(on_x, on_p, [factor.to(p.device) for factor in layer.outer_factors(xi, psi)])
+        xi, psi = columns[:-1] / columns[-1], psi * columns[-1]
+    factors = [factor.to(p.device) for factor in layer.outer_factors(xi, psi)]
+    return Balance(_along(xi, x, input_dim), _along(psi, p, output_dim), factors)
 
 
 def _factor(
@@ -82,8 +80,10 @@ def _factor(
     return (running / weight + FLOOR).pow(POWER)
 
 
-def _along(factor: Tensor, like: Tensor, dim: int | None) -> Tensor:
-    assert dim is not None
+def _along(factor: Tensor | None, like: Tensor, dim: int | None) -> Tensor | None:
+    """A factor per feature, to be multiplied with `like`."""
+    if factor is None or dim is None:
+        return None
     shape = [1] * like.dim()
     shape[dim] = -1
     return factor.view(shape)

@@ -45,6 +45,7 @@ class ScaleFree(Batch):
         self._ratios: list[float] = []  # eta k of each: what turns a stage's part of S into its relative update
         self._fraction = 1.0
         self._y: Tensor | None = None  # the solution at the first stage, for fraction 1
+        self._first: Tensor | None = None  # the Cholesky factor there
 
     def prepare(self, stage: Stage) -> None:
         self._balance(stage)
@@ -86,9 +87,10 @@ class ScaleFree(Batch):
         assert self.S is not None
         r = self.target
         loss = 0.5 * float(r @ r)
-        A = self.S * torch.outer(self.root, self.root)
+        self._roots = torch.outer(self.root, self.root)
+        A = self.S * self._roots
         self._damping = DAMPING * float(A.diagonal().mean()) or 1.0  # a batch without any gradient is left alone
-        factor = self._factor(A)
+        factor = self._first = self._factor(A)
         y = self._y = torch.cholesky_solve(r[:, None], factor)[:, 0]
         achieved = r - self._damping * y  # A y
         without = r - y / torch.cholesky_inverse(factor).diagonal()  # what the others alone would do to each sample
@@ -116,18 +118,20 @@ class ScaleFree(Batch):
         """Ask for this fraction of each sample's loss in the forward sweep."""
         self._fraction = fraction
         self.target = self.target * fraction
-        roots = torch.outer(self.root, self.root)
-        for some in [self._systems] if len(self.L) <= TOGETHER else [[system] for system in self._systems]:
-            S = torch.stack([system.S for system in some if system.S is not None])
-            factors = self._factor(S * roots)
-            for system in some:
-                system.S = None
-            if len(self.L) > TOGETHER:
-                some[0].target, some[0].cholesky = self.target, factors[0]
-                continue
-            inverse = torch.cholesky_inverse(factors)
-            for system, C in zip(some, inverse.unbind(), strict=True):
-                system.open_loop, system.gain = self.root * (C @ self.target), C * roots
+        assert self._roots is not None
+        matrices = [system.S for system in self._systems if system.S is not None]
+        for system in self._systems:
+            system.S = None
+        if len(self.L) > TOGETHER:
+            self._systems[-1].cholesky = self._first
+            for system, S in zip(self._systems[:-1], matrices, strict=False):
+                system.cholesky = self._factor(S * self._roots)
+            for system in self._systems:
+                system.target = self.target
+            return
+        inverse = torch.cholesky_inverse(self._factor(torch.stack(matrices) * self._roots))
+        for system, C in zip(self._systems, inverse.unbind(), strict=True):
+            system.open_loop, system.gain = self.root * (C @ self.target), C * self._roots
 
     def _factor(self, A: Tensor) -> Tensor:
         """The Cholesky factor of A + d I, with more damping where rounding asks for it."""
