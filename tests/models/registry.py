@@ -1,0 +1,14 @@
+"""All cases, in one place."""
+
+from __future__ import annotations
+
+import cases_loops
+import cases_packages
+import cases_passes
+import cases_transformers
+from trial import CASES
+
+MODULES = (cases_transformers, cases_packages, cases_passes, cases_loops)
+GROUPS = list(dict.fromkeys(entry.group for entry in CASES.values()))
+
+__all__ = ["CASES", "GROUPS", "MODULES"]
