@@ -32,7 +32,8 @@ MAY_IMPORT: dict[str, list[str]] = {
     "_parameters": [*BASE, "linear", "curvature", "ddp", "trace"],
     "_value": [*BASE, "linear", "curvature", "ddp", "trace"],
     "_step_length": [*BASE, "linear", "ddp"],
-    "_step": [*BASE, "linear", "curvature", "ddp", "trace", "_parameters", "_value", "_step_length"],
+    "_collect": [*BASE, "trace", "_value"],
+    "_step": [*BASE, "linear", "curvature", "ddp", "trace", "_parameters", "_value", "_step_length", "_collect"],
     "optimizer": [
         *BASE, "_memory", "_options", "_averaging", "checkpoint",
         "linear", "curvature", "ddp", "trace", "_parameters", "_value", "_step",

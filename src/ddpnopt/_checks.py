@@ -14,6 +14,7 @@ from torch._utils import _flatten_dense_tensors
 from ddpnopt.errors import NonFiniteError, OptionError
 
 ADVICE = " Check the batch and the learning rate; on_nonfinite='skip' skips such batches and counts them."
+SHOWN = 8  # names in a message
 TOGETHER = 2**16  # numbers up to which tensors are concatenated: one call instead of many
 LIBRARIES = tuple(str(Path(file).parent) for file in (__file__, torch.__file__))
 
@@ -22,6 +23,11 @@ def require(holds: bool, option: str, value: object, wanted: str) -> None:
     """Raise an error that names the option unless `holds`."""
     if not holds:
         raise OptionError(f"{option}={value!r} is not allowed: it must be {wanted}.")
+
+
+def listed(names: list[str]) -> str:
+    """Names for a message: not more than can be read."""
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def finite_sum(tensors: list[Tensor]) -> float:

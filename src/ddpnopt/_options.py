@@ -21,3 +21,22 @@ def refuse(options: dict[str, Any], form: str) -> None:
         given = value is not NOT_GIVEN if name == "relax_samples" else value is not None
         if given:
             raise OptionError(f"{name}={value!r} has no effect with {form}. Leave {name} out.")
+
+
+def refuse_without_effect(
+    value: str,
+    feedback: bool,
+    coupled: dict[str, Any],
+    full: dict[str, Any],
+    closed: dict[str, Any],
+    guard: bool | None,
+) -> None:
+    """Raise an error for options of other forms: those of value="batch", of "full", and of feedback at all."""
+    if not feedback:
+        refuse({**coupled, "guard": guard, **full, **closed}, "feedback=False, which is the base optimizer alone")
+    if value != "batch":
+        refuse(coupled, f"value='{value}': it needs value='batch'")
+    if value != "full":
+        refuse(full, f"value='{value}': it needs value='full'")
+    if value == "batch":
+        refuse({"guard": guard}, "value='batch', whose gains are bounded: it needs value='outer' or 'full'")

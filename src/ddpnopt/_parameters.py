@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ddpnopt._checks import require, warn_user
+from ddpnopt._checks import listed, require, warn_user
 from ddpnopt._distributed import Peers
 from ddpnopt.curvature.base import Curvature, Seen
 from ddpnopt.curvature.diagonal import Adam
@@ -113,14 +113,18 @@ class Parameters:
         decayed = [g for g in self.groups if g["weight_decay"]]
         return float(sum(0.5 * g["weight_decay"] * p.square().sum() for g in decayed for p in g["params"]))
 
-    def warn_open_loop(self, names: list[str]) -> None:
+    def warn_open_loop(self, names: list[str], why: str = "") -> None:
         """Warn once about parameters without feedback."""
         new = [name for name in names if name not in self._warned]
         if new:
             self._warned.update(new)
             warn_user(
-                f"Updated by the base optimizer, without feedback: {', '.join(new)}. Feedback is for linear "
-                "layers, convolutions, norms and embeddings that run in model(...) and share no weight.",
+                f"Updated by the base optimizer, without feedback: {listed(new)}."
+                + (
+                    why
+                    or " Feedback is for linear layers, convolutions, norms and embeddings that run in model(...) and "
+                    "share no weight."
+                ),
                 OpenLoopWarning,
             )
 

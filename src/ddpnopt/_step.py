@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
+from ddpnopt._collect import one_recording, why_open_loop
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
-from ddpnopt._step_length import accept_length, choose_fraction, slope_of_last_update
+from ddpnopt._step_length import accept_length, choose_fraction, slope_of_last_update, update_rest
 from ddpnopt._value import (
     Losses,
     Passes,
@@ -30,7 +31,6 @@ from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predic
 from ddpnopt.ddp.value import ScaleFree, ValueFunction
 from ddpnopt.errors import StepError
 from ddpnopt.linear.layer import add
-from ddpnopt.trace.micro_batches import MicroBatches, join
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
 from ddpnopt.trace.rescaling import Average, follow, penalty, scale
@@ -95,11 +95,8 @@ class Step:
         opt, capture = self.opt, self.opt._capture
         recorded = opt.feedback or opt.curvature.watches({})
         if capture.enabled:
-            recordings = capture.arrivals.take_all()
-            self.recording = recordings[0]
-            if len(recordings) > 1:
-                self.recording, self.passes = join(recordings), MicroBatches(capture)
-            self.layers = self.recording.layers if recorded else []
+            self.recording, self.passes = one_recording(capture, opt.form, feedback=opt.feedback)
+            self.layers = self.recording.layers if recorded and self.recording is not None else []
         elif recorded:
             self.known = opt._parameters.known_layers(capture.layers)
         own = self._own_parameters()
@@ -109,7 +106,7 @@ class Step:
         if opt.feedback:
             opt.report.open_loop = [opt._names[p] for p in self.rest]
             if self.rest:
-                opt._parameters.warn_open_loop(opt.report.open_loop)
+                opt._parameters.warn_open_loop(opt.report.open_loop, why_open_loop(capture))
         known = [p for layer in self.known for p in layer.parameters]
         gradients = (*(record.p_h for record in self.layers), *(p.grad for p in (*self.rest, *known)))
         self._gradient_sum = finite_sum([g for g in gradients if g is not None])
@@ -135,7 +132,7 @@ class Step:
             if peers is None:
                 return False
             self.peers = peers
-        if recording is not None:
+        if recording is not None and (self.layers or not opt.feedback):
             self._rescale(recording)
         own = self._own_parameters()
         if isinstance(self.peers, Together):
@@ -239,7 +236,7 @@ class Step:
         """Whether each layer reads only the layer before it; found out once for each sequence of layers."""
         chains, key = self.opt._chains, recording.signature
         if key not in chains:
-            several = any(len(record.uses) > 1 for record in recording.layers)
+            several = bool(recording.passes) or any(len(record.uses) > 1 for record in recording.layers)
             chains[key] = not several and all(
                 probe.off_chain(recording) is None for probe in self.passes.probes(recording)
             )
@@ -257,6 +254,13 @@ class Step:
         self.outputs = forward_pass(self.stages, self.policies, opt.curvature, replay, self.displacement, log)
         if log is not None:
             self._write_report(recording, log)
+
+    def apply_open_loop(self) -> None:
+        """No layer takes part in this step: all parameters without feedback."""
+        if self.opt.form.scale_free:
+            update_rest(self)
+        else:
+            self.opt._parameters.update_open_loop(self.rest)
 
     def apply_base_optimizer(self) -> None:
         """Without feedback: the base optimizer for all parameters."""

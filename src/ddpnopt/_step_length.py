@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ddpnopt._step import Step
 
 TOLERATED = 1.0  # increase of the batch's loss, relative to it: beyond that a step is undone and made shorter
+START_ALONE = 0.003  # relative size of the first update of parameters without feedback if there are no others
 FELT_EVERY = 4  # steps from one look at the slope after a step to the next, where the loss after it is known
 
 
@@ -34,13 +35,13 @@ def slope_of_last_update(step: Step) -> float | None:
 
 def update_rest(step: Step) -> None:
     """Parameters without feedback, after the sweep: as far as the slope along their last update allows."""
-    assert step.evidence is not None
     length, state = step.opt._rest_length, step.opt.state
     last = [(p.grad, state[p].pop("update", None)) for p in step.rest]
     known = [(gradient, update[0]) for gradient, update in last if gradient is not None and update is not None]
     if known:
         length.feel(float(sum((gradient * update).sum() for gradient, update in known)))
-    size = length.choose(step.fraction * step.evidence.relative_update)
+    of_layers = START_ALONE if step.evidence is None else step.fraction * step.evidence.relative_update
+    size = length.choose(of_layers)
     factor = max(float(group["lr"]) for group in step.opt.param_groups)
     length.decrease = step.opt._parameters.update_relative(step.rest, size * factor)
     for p in step.rest:

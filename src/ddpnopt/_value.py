@@ -18,6 +18,7 @@ from ddpnopt.ddp.stage import Displacement
 from ddpnopt.ddp.value import Batch, Blocks, Factored, Full, Outer, ScaleFree, ValueFunction
 from ddpnopt.ddp.value.blocks import LARGEST
 from ddpnopt.errors import ModelError, OptionError, UncertainLossWarning
+from ddpnopt.trace.passes import are_linked, may_be_one, take_same_path
 from ddpnopt.trace.recording import Recording
 from ddpnopt.trace.replay import AtLayer
 from ddpnopt.trace.visitors import Probe
@@ -195,9 +196,9 @@ def outputs_with_gradient(recording: Recording) -> list[tuple[int, Tensor, Tenso
     dtype = recording.layers[0].parameters[0].dtype
     found = []
     for k in recording.used_outputs:
-        q = recording.q[k]
+        q = recording.gradient(k)
         assert q is not None
-        found.append((k, recording.outputs[k].to(dtype), q.to(dtype)))
+        found.append((k, recording.output(k).to(dtype), q.to(dtype)))
     return found
 
 
@@ -221,12 +222,27 @@ def recognised_losses(recording: Recording, mean: bool, total: float | None = No
     if not found:
         last = recording.layers[-1]
         assert last.p_h is not None
-        z, q = last.model_layer.output(last.x.to(dtype)), last.p_h.to(dtype)
-        found = [(z, q, _narrow(last.x, last.p_h))]
+        z, q = last.model_layer.output(last.input_in(dtype)), last.p_h.to(dtype)
+        found = [(z, q, _narrow(last.p_h))]
         total = true_loss(recording) if total is None else total
     if total is None or len(found) == 1:
         return [(z, recognise(z, q, mean, total, narrow)) for z, q, narrow in found]
     return _shared_out(total, found, mean)
+
+
+def belong_together(recordings: list[Recording], form: ValueForm) -> bool:
+    """Whether forward passes before one backward pass have the same training examples.
+
+    They are separate samples if each has a loss of its own, which is recognised for certain, or if their sizes differ.
+    """
+    if len(recordings) < 2 or form.value == "full" or not may_be_one(recordings):
+        return False
+    if are_linked(recordings) or not take_same_path(recordings):
+        return True
+    return not all(
+        true_loss(one) is not None or (one.used_outputs and are_certain(recognised_losses(one, form.mean)))
+        for one in recordings
+    )
 
 
 def _shared_out(total: float, found: list[tuple[Tensor, Tensor, torch.dtype]], mean: bool) -> Losses:

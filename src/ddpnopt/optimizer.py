@@ -14,7 +14,7 @@ from ddpnopt._averaging import EVERY, Averaging
 from ddpnopt._checks import require
 from ddpnopt._distributed import OVERFLOW, Group, unwrap
 from ddpnopt._memory import retain_freed
-from ddpnopt._options import DEFAULT_LR, DEFAULTS, NOT_GIVEN, refuse
+from ddpnopt._options import DEFAULT_LR, DEFAULTS, NOT_GIVEN, refuse, refuse_without_effect
 from ddpnopt._parameters import Parameters
 from ddpnopt._step import Step
 from ddpnopt._value import ValueForm
@@ -92,6 +92,8 @@ class DDPNOpt(HookedOptimizer):
         data_parallel: train one batch in several processes: True (all processes of `torch.distributed`), a process
             group, or False. By default it is detected from `DistributedDataParallel` around the model. Without that
             wrapper the optimizer does all the communication itself, and less of it.
+        batch_dim: dimension of the model's inputs that has the samples, 0 or 1 (sequence-first). By default it is found
+            out where the inputs leave a choice, by running the first batch once more with some samples exchanged.
         recompute: True stores less between the backward and the forward sweep, for large models: per-sample gradients
             (convolutions, tokens) are computed again, and layers are applied again instead of storing input gradients.
             False stores all of them. By default per-sample gradients are recomputed in layers where they would need
@@ -130,6 +132,7 @@ class DDPNOpt(HookedOptimizer):
         on_nonfinite: str = "raise",
         weight_grads: bool = False,
         data_parallel: Any = None,
+        batch_dim: int | None = None,
         # memory and diagnostics
         recompute: bool | None = None,
         diagnostics: bool = False,
@@ -139,20 +142,13 @@ class DDPNOpt(HookedOptimizer):
         model = unwrap(model)
         require(reduction in ("mean", "sum"), "reduction", reduction, "'mean' or 'sum'")
         require(on_nonfinite in ("raise", "skip"), "on_nonfinite", on_nonfinite, "'raise' or 'skip'")
+        require(batch_dim in (None, 0, 1), "batch_dim", batch_dim, "0, 1 or None")
         require(open_loop_lr is None or open_loop_lr >= 0, "open_loop_lr", open_loop_lr, "zero or positive")
         coupled = {"relax": relax, "relax_samples": relax_samples, "dof": dof}
         full = {"order": order, "vxx_reg": vxx_reg}
         closed = {"terminal": terminal, "closed_loop": closed_loop, "open_loop_lr": open_loop_lr}
         closed |= {"recompute": recompute, "diagnostics": diagnostics or None}
-        if not feedback:
-            refuse({**coupled, "guard": guard, **full, **closed}, "feedback=False, which is the base optimizer alone")
-        if value != "batch":
-            refuse(coupled, f"value='{value}': it needs value='batch'")
-        if value != "full":
-            refuse(full, f"value='{value}': it needs value='full'")
-        if value == "batch":
-            refuse({"guard": guard}, "value='batch', whose gains are bounded: it needs value='outer' or 'full'")
-
+        refuse_without_effect(value, feedback, coupled, full, closed, guard)
         relax = DEFAULTS["relax"] if relax is None else relax
         relax_samples = DEFAULTS["relax_samples"] if relax_samples is NOT_GIVEN else relax_samples
         require(0 < relax <= 1, "relax", relax, "in (0, 1]")
@@ -207,8 +203,9 @@ class DDPNOpt(HookedOptimizer):
             input_gradients_from = math.inf
         skip = feedback and not weight_grads
         self._capture = Capture(
-            model, layers, skip_weight_grads=skip, input_gradients_from=input_gradients_from, reuse=joint
-        )
+            model, layers, skip_weight_grads=skip, input_gradients_from=input_gradients_from, reuse=joint,
+            batch_dim=batch_dim,
+        )  # fmt: skip
         self._group = Group(None if data_parallel is True else data_parallel) if data_parallel else None
         if self._group is not None:
             self._group.broadcast(model)
@@ -252,7 +249,9 @@ class DDPNOpt(HookedOptimizer):
                 return
 
             # 3. Plan and apply an update for each layer, until the loss of the batch does not increase
-            if self.feedback:
+            if self.feedback and not step.layers:
+                step.apply_open_loop()
+            elif self.feedback:
                 for fraction in step.fractions():
                     step.plan(fraction)
                     step.apply()

@@ -1,4 +1,8 @@
-"""`nn.Conv1d/2d/3d` as a linear map."""
+"""`nn.Conv1d/2d/3d` as a linear map.
+
+The uses of a convolution at several inputs of each sample (frames of a video, or several calls in one step) are further
+places of it: x is then (B, uses, C, …), and h (B, uses, O, …).
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,22 @@ class Conv(Layer):
     pad_first: tuple[int, ...] = ()  # in F.pad's order, where zeros at both ends do not say it
     pad_mode: str = "constant"
 
+    @property
+    def output_dim(self) -> int:  # type: ignore[override]
+        return 1 - len(self.weight_shape)
+
+    @property
+    def feature_dims(self) -> tuple[int | None, int | None]:  # type: ignore[override]
+        return self.output_dim, self.output_dim
+
+    def _single(self, a: Tensor) -> Tensor:
+        """Each use as a sample of its own."""
+        return a.flatten(0, 1) if a.dim() > len(self.weight_shape) else a
+
+    def together(self, uses: list[Tensor]) -> Tensor:
+        found = [use if use.dim() > len(self.weight_shape) else use[:, None] for use in uses]
+        return torch.cat(found, 1)
+
     def _padded(self, x: Tensor) -> Tensor:
         return F.pad(x, self.pad_first, mode=self.pad_mode) if self.pad_first else x
 
@@ -37,6 +57,8 @@ class Conv(Layer):
         return [0] * len(self.stride)
 
     def apply(self, x: Tensor, u: Parts) -> Tensor:
+        if x.dim() > len(self.weight_shape):
+            return self.apply(x.flatten(0, 1), u).unflatten(0, x.shape[:2])
         bias = u[1] if len(u) > 1 else None
         return torch.convolution(
             self._padded(x), u[0], bias, self.stride, self.padding, self.dilation,
@@ -52,6 +74,9 @@ class Conv(Layer):
         return grads
 
     def input_grad(self, v: Tensor, weight: Tensor, x_shape: torch.Size) -> Tensor:
+        if v.dim() > len(self.weight_shape):
+            single = torch.Size((x_shape[0] * x_shape[1], *x_shape[2:]))
+            return self.input_grad(v.flatten(0, 1), weight, single).unflatten(0, x_shape[:2])
         if not self.pad_first:
             x = v.new_empty(1).expand(x_shape)  # only its shape is used
             return self._backward(v, x, weight, [True, False, False])[0]
@@ -63,6 +88,7 @@ class Conv(Layer):
 
     def grad(self, x: Tensor, v: Tensor) -> Parts:
         weight = v.new_empty(1).expand(self.weight_shape)  # only its shape is used
+        x, v = self._single(x), self._single(v)
         grads = self._backward(v, self._padded(x), weight, [False, True, self.bias])
         return [grads[1], grads[2]] if self.bias else [grads[1]]
 
@@ -71,6 +97,8 @@ class Conv(Layer):
         return F.pad(self._padded(x), pads) if any(pads) else self._padded(x)
 
     def sample_grads(self, x: Tensor, v: Tensor) -> Tensor:
+        if x.dim() > len(self.weight_shape):
+            return self.sample_grads(x.flatten(0, 1), v.flatten(0, 1)).unflatten(0, x.shape[:2]).sum(1)
         if any(s > 1 for s in self.stride):
             return super().sample_grads(x, v)
         # With unit stride not all patches need to be materialised: with v laid out on the grid of the padded input,
@@ -114,6 +142,8 @@ class Conv(Layer):
         return out.view(B, g, O, -1)
 
     def patches(self, x: Tensor) -> Tensor:
+        if x.dim() > len(self.weight_shape):
+            return self.patches(x.flatten(0, 1)).unflatten(0, x.shape[:2]).flatten(1, 2)
         kernel = self.weight_shape[2:]
         x = self._all_padded(x)
         for d, (k, s, r) in enumerate(zip(kernel, self.stride, self.dilation, strict=True)):
@@ -125,6 +155,8 @@ class Conv(Layer):
         return x.permute(0, 3, 1, 2, 4).flatten(3)
 
     def rows(self, h: Tensor) -> Tensor:
+        if h.dim() > len(self.weight_shape):
+            return self.rows(h.flatten(0, 1)).unflatten(0, h.shape[:2]).flatten(1, 2)
         B, O = h.shape[:2]
         return h.reshape(B, self.groups, O // self.groups, -1).permute(0, 3, 1, 2)
 

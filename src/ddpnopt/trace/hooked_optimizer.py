@@ -68,7 +68,7 @@ class HookedOptimizer(torch.optim.Optimizer):
                 self._attempt()
         finally:
             self._loss_value = None
-            self._capture.arrivals.recordings.clear()
+            self._capture.arrivals.clear()
         return returned
 
     def _attempt(self) -> None:

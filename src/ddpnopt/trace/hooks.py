@@ -21,8 +21,10 @@ from torch.utils.checkpoint import checkpoint
 from ddpnopt._distributed import active_wrapper
 from ddpnopt.errors import ModelError
 from ddpnopt.linear.convolution import Conv
+from ddpnopt.trace.arrangement import Arrangement
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import (
+    RETURNED,
     Arrivals,
     LayerRecord,
     Recording,
@@ -125,6 +127,7 @@ class Capture(Playback):
         skip_weight_grads: bool,
         input_gradients_from: float = 0,
         reuse: bool = False,
+        batch_dim: int | None = None,
     ) -> None:
         # p_x is recorded in layers with at least this many weights: in smaller linear ones it is cheaper without
         large = {
@@ -142,6 +145,9 @@ class Capture(Playback):
         self._skipped: set[str] = set()  # layers that have run in a recorded pass without their weight gradient
         self._lost: set[ModelLayer] = set()  # to another capture
         self.arrivals = Arrivals()
+        self.arrangement = Arrangement(weakref.proxy(self), batch_dim, allowed=reuse)
+        self.arrivals.arrange = self.arrangement
+        self._serial = 0
         self._anchor = torch.empty(0, requires_grad=True)
         self.wrapper: nn.Module | None = None  # DistributedDataParallel around the model, in the last forward pass
         self._running: Recording | None = None  # between the model's first and last instruction
@@ -174,19 +180,30 @@ class Capture(Playback):
 
     # -- the user's forward pass -------------------------------------------------------------------------------------
 
-    def _begin(self, _: None, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin(self, _: None, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if Playback.replays or not self.enabled or not torch.is_grad_enabled() or _transformed():
-            return
+            return None
         self.wrapper = active_wrapper()
         self._want_grads()  # an interrupt in the middle of a layer may have left some disabled
         device = self.layers[0].parameters[0].device
         kind = device.type
         autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), kind)
         self._running = Recording(args, kwargs, model.training, device, rng_state(device), autocast, self.arrivals)
+        self._running.serial = self._serial = self._serial + 1
+        if not self._running.reads_variable:
+            return None
+        self._running.anchor = self._anchor.view_as(self._anchor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        return tree_map(self._anchored, args), tree_map(self._anchored, kwargs)
+
+    def _anchored(self, value: Any) -> Any:
+        """A tensor whose gradient also goes to the anchor, which tells a loss's backward pass from `autograd.grad`."""
+        if not (is_floating(value) and value.requires_grad):
+            return value
+        return _Source.apply(value.clone(), self._anchor)  # type: ignore[no-untyped-call]
 
     def _end(self, _: None, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if self._visitor is not None:
-            self._visitor.outputs = [o for o in leaves(output) if is_floating(o)]
+            self._visitor.outputs += [o for o in leaves(output) if is_floating(o)]
             return None
         recording, self._running = self._running, None
         if recording is None or output is None:  # not recorded, or the forward pass raised
@@ -195,17 +212,20 @@ class Capture(Playback):
         watch = partial(self._watch_output, recording)
         return watch(output) if isinstance(output, Tensor) else tree_map(watch, output)
 
-    @staticmethod
-    def _watch_output(recording: Recording, output: Any) -> Any:
+    def _watch_output(self, recording: Recording, output: Any) -> Any:
         if not is_floating(output):
             return output
         position, recording.floating_outputs = recording.floating_outputs, recording.floating_outputs + 1
         if not output.requires_grad:
             return output
+        if recording.reads_variable:
+            output = self._anchored(output)
         alias = output.view_as(output)  # for the gradient of the loss alone, without that of later layers
         on_gradient(alias, partial(arrived_at_output, recording, len(recording.q)))
         recording.outputs.append(output.detach())
         recording.positions.append(position)
+        recording.returned.append(alias)
+        setattr(alias, RETURNED, True)
         recording.q.append(None)
         return alias
 
@@ -214,7 +234,8 @@ class Capture(Playback):
 
         Layers that may still be left to the base optimizer keep it where DistributedDataParallel is to average it.
         """
-        if self.skip_weight_grads and (model_layer.required or self.wrapper is None):
+        wanted = self._running is not None and self._running.reads_variable
+        if self.skip_weight_grads and not wanted and (model_layer.required or self.wrapper is None):
             self._without_grad = model_layer.parameters  # those that are trained
             for p in self._without_grad:
                 p.requires_grad = False
@@ -247,10 +268,10 @@ class Capture(Playback):
                     model_layer
                 )  # activation checkpointing runs the layer again and expects the same graph
             return None
-        if not (self._reuse and model_layer.reusable) and any(r.model_layer is model_layer for r in recording.layers):
+        if not self._reuse and any(r.model_layer is model_layer for r in recording.layers):
             raise ModelError(
-                f"Layer '{model_layer.name}' ran twice in one forward pass, but DDPNOpt needs one time step per layer: "
-                f"give each use its own module, or use the base optimizer for this layer: "
+                f"Layer '{model_layer.name}' ran twice in one forward pass, but this form needs one time step per "
+                f"layer: use value='batch', give each use its own module, or leave this layer to the base optimizer: "
                 f"exclude=['{model_layer.name}']."
             )
         model_layer.refresh()
@@ -264,7 +285,7 @@ class Capture(Playback):
         if not record.moves or model_layer not in self.input_gradients:
             return None
         alias = x.view_as(x)  # to separate the gradient through this layer from that of other readers of x
-        on_gradient(alias, partial(arrived_at_input, record))
+        on_gradient(alias, partial(arrived_at_input, recording, record))
         return (alias,), {}
 
     def _after(self, model_layer: ModelLayer, module: nn.Module, args: tuple[Any, ...], h: Tensor | None) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ddpnopt.errors import ModelError
+from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.layer import Layer
 
 if TYPE_CHECKING:
@@ -25,21 +26,39 @@ def settle(records: list[LayerRecord]) -> list[LayerRecord]:
                 f"The input of layer '{record.name}' was changed in place after the layer had read it, but DDPNOpt "
                 "needs it for the update. Use an out-of-place operation there."
             )
+    for record in records:
+        if record.layouts[0] is not None:
+            _arrange(record)
     required = [record for record in records if record.model_layer.required]
     if len(required) < len(records):
         shape = (required or records)[0].x.shape
         records = [r for r in records if r.model_layer.required or _keep(r, shape[0] if shape else 0)]
+    return combine(records)
+
+
+def combine(records: list[LayerRecord]) -> list[LayerRecord]:
+    """The records of each layer as one, in the order of first use."""
     uses: dict[str, list[LayerRecord]] = {}
     for record in records:
         uses.setdefault(record.name, []).append(record)
     return [_merged(same) if len(same) > 1 else same[0] for same in uses.values()]
 
 
+def _arrange(record: LayerRecord) -> None:
+    """Bring the batch to dimension 0, with what a sample has several of as further places."""
+    assert record.p_h is not None
+    record.x = record.arranged(record.model_layer.state_of(record.x))
+    record.p_h = record.arranged(record.p_h)
+    record.x_version, record.h_shape = record.x._version, record.p_h.shape
+    record.p_x = record.p_h_dot_h = None
+
+
 def _keep(record: LayerRecord, batch: int) -> bool:
     """Whether a norm or an embedding takes part; if not, the gradient that autograd has skipped goes to `.grad`."""
     x = record.x
-    record.x = record.model_layer.state_of(x)
-    record.x_version = record.x._version
+    if record.layouts[0] is None:
+        record.x = record.model_layer.state_of(x)
+        record.x_version = record.x._version
     if not x.dim() or not len(x) == record.h_shape[0] == batch or _positions(x):
         leave(record)
         return False
@@ -62,6 +81,19 @@ def leave(record: LayerRecord) -> None:
         p.grad = grad if p.grad is None else p.grad + grad
 
 
+def even_out(recordings: list[list[LayerRecord]]) -> None:
+    """Let `.grad` have the gradient of a layer from all passes, if autograd has computed that of some of them."""
+    skipped: dict[str, set[bool]] = {}
+    for records in recordings:
+        for record in records:
+            skipped.setdefault(record.name, set()).add(record.skipped)
+    for records in recordings:
+        for record in records:
+            if len(skipped[record.name]) > 1:
+                leave(record)
+                record.skipped = False
+
+
 def together(layer: Layer, uses: list[Tensor]) -> Tensor:
     """The uses of a layer as places of one."""
     return uses[0] if len(uses) == 1 else layer.together(uses)
@@ -74,14 +106,25 @@ def _merged(same: list[LayerRecord]) -> LayerRecord:
         if not len(record.x) == record.h_shape[0] == batch:
             raise ModelError(
                 f"Layer '{first.name}' ran on inputs of shape {tuple(first.x.shape)} and {tuple(record.x.shape)} in "
-                "one forward pass: the first dimension must be the same batch everywhere."
+                "one forward pass: the first dimension must be the same batch everywhere. "
+                f"exclude=['{first.name}'] leaves it to the base optimizer."
             )
-    first.later = together(layer, [record.x for record in same[1:]])
+        if (
+            isinstance(layer, Conv)
+            and record.x.shape[-len(layer.weight_shape) :] != first.x.shape[-len(layer.weight_shape) :]
+        ):
+            raise ModelError(
+                f"Convolution '{first.name}' ran on inputs of shape {tuple(first.x.shape)} and {tuple(record.x.shape)} "
+                f"in one step: exclude=['{first.name}'] leaves it to the base optimizer."
+            )
+    before = [] if first.later is None else [first.later]
+    first.later = together(layer, [*before, *(record.x for record in same[1:])])
     first.x = layer.together([record.x for record in same])
     first.p_h = layer.together([record.p_h for record in same if record.p_h is not None])
     first.x_version, first.h_shape = first.x._version, first.p_h.shape
     first.p_x = first.p_h_dot_h = None
     first.uses = [use for record in same for use in record.uses]
+    first.layouts = [layout for record in same for layout in record.layouts]
     first.moves = any(record.moves for record in same)
     first.recomputed = any(record.recomputed for record in same)
     return first

@@ -38,7 +38,7 @@ def join(recordings: list[Recording]) -> Recording:
     for records in zip(*(r.layers for r in recordings), strict=True):
         joint.layers.append(_join_records(list(records)))
     for k in range(len(first.outputs)):
-        z, q = zip(*((r.outputs[k], r.q[k]) for r in recordings), strict=True)
+        z, q = zip(*((r.output(k), r.gradient(k)) for r in recordings), strict=True)
         of_batch = all(o.dim() > 0 and len(o) == size for o, size in zip(z, sizes, strict=True))
         joint.outputs.append(torch.cat(z) if of_batch else z[0])
         used = of_batch and any(g is not None for g in q)
@@ -57,6 +57,7 @@ def _join_records(records: list[LayerRecord]) -> LayerRecord:
     joint.p_x = _cat([r.p_x for r in records])
     joint.p_h_dot_h = _cat([r.p_h_dot_h for r in records])
     joint.uses, joint.later = first.uses, _cat([r.later for r in records])
+    joint.layouts = [None] * len(first.uses)  # each part has arranged its own
     for record in records:
         record.free()
     return joint

@@ -81,11 +81,6 @@ class ModelLayer:
         """Whether it has feedback in every pass; norms and embeddings may be left to the base optimizer."""
         return isinstance(self.layer, (Linear, Conv))
 
-    @property
-    def reusable(self) -> bool:
-        """Whether several uses in one pass can be processed together, as places of one."""
-        return not isinstance(self.layer, Conv)
-
     def state_of(self, x: Tensor) -> Tensor:
         """What the layer is linear in, for an input of the module: the input itself, or for a norm x^."""
         if not isinstance(self.layer, ScaleShift):
@@ -94,9 +89,6 @@ class ModelLayer:
 
     def output(self, state: Tensor) -> Tensor:
         """h for such a state."""
-        if not isinstance(self.layer, ScaleShift):
-            found: Tensor = self.module.forward(state)
-            return found
         bias = self.module._parameters.get("bias")  # which may be frozen
         return self.layer.apply(state, [self.weight] if bias is None else [self.weight, bias])
 

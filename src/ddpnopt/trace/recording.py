@@ -16,9 +16,11 @@ from ddpnopt.errors import ModelError, StepError
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.lookup import Lookup
 from ddpnopt.trace.layer_uses import settle
+from ddpnopt.trace.layout import Layout
 from ddpnopt.trace.model_layers import ModelLayer
 
 EMPTY = torch.empty(0)
+RETURNED = "_returned_by_ddpnopt_model"  # mark on the outputs of a recorded pass
 
 
 @dataclass(eq=False)
@@ -38,6 +40,7 @@ class LayerRecord:
     extra: list[Tensor] | None = None  # gradient of a penalty on the weights, which does not come through the output
     uses: list[int] = field(default_factory=lambda: [0])  # which of the module's calls in this pass
     later: Tensor | None = None  # the part of x of the later uses, if there are several
+    layouts: list[Layout | None] = field(default_factory=lambda: [None])  # of each use: if not in dimension 0
     arrivals: int = 0  # gradients that have arrived at p_h
     _h: Tensor | None = None
     _version: int = 0
@@ -45,6 +48,11 @@ class LayerRecord:
     def __post_init__(self) -> None:
         self.name, self.layer = self.model_layer.name, self.model_layer.layer
         self.parameters = self.model_layer.parameters
+
+    def arranged(self, a: Tensor, use: int = 0) -> Tensor:
+        """An input or output of the layer with the batch in dimension 0."""
+        layout = self.layouts[use]
+        return a if layout is None else layout.places(self.layer, a)
 
     def free(self) -> None:
         """Drop the tensors of the size of the activations, which the step has taken over."""
@@ -74,6 +82,13 @@ class Recording:
     positions: list[int] = field(default_factory=list)  # of those outputs among all floating ones
     backwards: int = 0  # how many backward passes have come through
     parts: list[Recording] = field(default_factory=list)  # the micro-batches that this one was joined from
+    passes: list[Recording] = field(default_factory=list)  # the forward passes that this one consists of, if several
+    links: list[dict[int, int]] = field(default_factory=list)  # of each of them: which inputs are outputs before it
+    layouts: dict[int, Layout | None] = field(default_factory=dict)  # of outputs that do not begin with the batch
+    returned: list[Tensor] = field(default_factory=list)  # the outputs as the user has them
+    serial: int = 0  # which forward pass it is
+    task: int = -1  # which backward pass has come through
+    anchor: Any = None  # a node of the graph that the backward pass of a loss runs, and autograd.grad(…) does not
     # known after `finish`
     batch_size: int = 0
     used_outputs: list[int] = field(default_factory=list)  # with a gradient and the batch in dimension 0
@@ -83,17 +98,40 @@ class Recording:
         """The outputs that the loss was computed from, among those of a replay."""
         return [outputs[self.positions[k]] for k in self.used_outputs]
 
+    def arranged(self, tensor: Tensor, position: int) -> Tensor:
+        """An output, or its gradient, with the batch in dimension 0."""
+        layout = self.layouts.get(position)
+        return tensor if layout is None else layout.fold(tensor)
+
+    def output(self, k: int) -> Tensor:
+        """Output k with the batch in dimension 0."""
+        return self.arranged(self.outputs[k], self.positions[k])
+
+    def gradient(self, k: int) -> Tensor | None:
+        """The gradient there."""
+        q = self.q[k]
+        return None if q is None else self.arranged(q, self.positions[k])
+
     def __post_init__(self) -> None:
-        self._inputs = [(t, t._version) for t in leaves((self.args, self.kwargs)) if isinstance(t, Tensor)]
+        self.inputs = [t for t in leaves((self.args, self.kwargs)) if isinstance(t, Tensor)]
+        self._versions = [t._version for t in self.inputs]
+        self.reads_computed = any(t.requires_grad and not t.is_leaf for t in self.inputs)
+        # what the model itself has returned is a recurrent state; derivatives by others may become part of the loss
+        self.reads_variable = any(t.requires_grad and not hasattr(t, RETURNED) for t in self.inputs)
 
     def finish(self) -> None:
         """Called before a step: what follows from all layers and outputs together."""
         layers = self.layers
         if layers and layers[0].x.dim():
             self.batch_size = layers[0].x.shape[0]
-        pairs = enumerate(zip(self.outputs, self.q, strict=True))
+        linked = {position for links in self.links for position in links.values()}  # their gradient is not the loss's
         self.used_outputs = [
-            k for k, (z, q) in pairs if q is not None and z.dim() > 0 and z.shape[0] == self.batch_size
+            k
+            for k, q in enumerate(self.q)
+            if q is not None
+            and self.outputs[k].dim() > 0
+            and len(self.output(k)) == self.batch_size
+            and self.positions[k] not in linked
         ]
         self.signature = (
             tuple((r.name, r.x.dim(), r.moves, len(r.uses)) for r in layers),
@@ -112,7 +150,7 @@ class Recording:
             assert first is not None
             x, layer = record.x, record.layer
             if (
-                x.dim() != len(layer.weight_shape)
+                x.dim() not in (len(layer.weight_shape), len(layer.weight_shape) + 1)
                 if isinstance(layer, Conv)
                 else x.dim() < 2 - isinstance(layer, Lookup)
             ):
@@ -126,7 +164,7 @@ class Recording:
                     f"on {tuple(first.x.shape)}: the first dimension must be the same batch everywhere. Keep samples "
                     "in dimension 0 (tokens or pixels in later ones)."
                 )
-        for tensor, version in self._inputs:
+        for tensor, version in zip(self.inputs, self._versions, strict=True):
             if tensor._version != version:
                 raise ModelError(
                     "An input of the model was changed in place between the forward pass and step(), but DDPNOpt runs "
@@ -140,6 +178,14 @@ class Arrivals:
     def __init__(self) -> None:
         self.recordings: list[Recording] = []
         self.seen_forward = False
+        self.differentiated = False  # whether a derivative of a pass since the last step may be part of the loss
+        self.incomplete = False  # … of one whose weight gradients were skipped
+        self.arrange: Callable[[Recording], None] | None = None  # finds the batch where it is not in dimension 0
+
+    def clear(self) -> None:
+        """After a step."""
+        self.recordings.clear()
+        self.differentiated = self.incomplete = False
 
     def take(self) -> Recording:
         """The recording of the only backward pass since the last step."""
@@ -169,7 +215,10 @@ class Arrivals:
                 "arrived so far."
             )
         for recording in found:
-            recording.layers = settle([r for r in recording.layers if r.p_h is not None])
+            recording.layers = [r for r in recording.layers if r.p_h is not None]
+            if self.arrange is not None:
+                self.arrange(recording)
+            recording.layers = settle(recording.layers)
             recording.check()
             recording.finish()
         return found
@@ -188,18 +237,32 @@ def _pass_gradient(call: Callable[[Tensor], None], index: int, grads: tuple[Tens
         call(grad.detach())
 
 
+def _is_derivative(recording: Recording) -> bool:
+    """Whether the running backward pass is `autograd.grad(…)` by an input, not that of the loss."""
+    if torch.is_grad_enabled():  # create_graph=True: it will be a part of the loss
+        recording.arrivals.differentiated = True
+        recording.arrivals.incomplete |= any(record.skipped for record in recording.layers)
+        return True
+    return recording.anchor is not None and not torch._C._will_engine_execute_node(recording.anchor)
+
+
 def arrived_at_output(recording: Recording, index: int, grad: Tensor) -> None:
-    recording.q[index] = grad
+    if not _is_derivative(recording):
+        recording.q[index] = grad
 
 
-def arrived_at_input(record: LayerRecord, grad: Tensor) -> None:
-    record.p_x = grad
+def arrived_at_input(recording: Recording, record: LayerRecord, grad: Tensor) -> None:
+    if not _is_derivative(recording):
+        record.p_x = grad
 
 
 def arrived_at_layer(recording: Recording, record: LayerRecord, grad: Tensor) -> None:
+    if _is_derivative(recording):
+        return
     record.arrivals += 1
     if record.arrivals > recording.backwards:
         recording.backwards = record.arrivals
+        recording.task = torch._C._current_graph_task_id()
         recording.arrivals.recordings.append(recording)
     p_h = grad if grad.shape == record.h_shape else grad.reshape(record.h_shape)
     if record._h is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
+from torch.utils._pytree import tree_map
 
 from ddpnopt.trace.layer_uses import together
 from ddpnopt.trace.max_pooling import PlainMaxPooling
@@ -32,6 +34,12 @@ def set_rng_state(state: tuple[Tensor, Tensor | None], device: torch.device) -> 
         torch.cuda.set_rng_state(cuda, device)
 
 
+def _linked(links: dict[int, int], outputs: list[Tensor], leaf: Any) -> Any:
+    """The new value of an input that is an output of an earlier pass."""
+    position = links.get(id(leaf))
+    return leaf if position is None else outputs[position]
+
+
 class Playback:
     """A model and its layers, to replay recorded passes with a callback at each layer."""
 
@@ -49,7 +57,8 @@ class Playback:
     def _conditions_of(self, recording: Recording, visitor: Visitor | None) -> Iterator[None]:
         """Autocast and random numbers as in the recorded pass; hooks call the visitor instead of recording."""
         enabled, dtype, kind = recording.autocast
-        autocast: Any = torch.autocast(kind, dtype=dtype) if enabled else nullcontext()
+        same = not enabled and not torch.is_autocast_enabled(kind)
+        autocast: Any = nullcontext() if same else torch.autocast(kind, dtype=dtype, enabled=enabled)
         buffers: Any = self.buffers_kept() if self._with_buffers else nullcontext()
         current = rng_state(recording.device)
         self._visitor = visitor
@@ -91,10 +100,9 @@ class Playback:
         pooling = PlainMaxPooling() if self._images else nullcontext()
         if modules is None:
             visitor = Visitor(recording, control, observe)
-            with torch.no_grad(), self._conditions_of(recording, visitor), pooling:
-                self.model(*recording.args, **recording.kwargs)
-            visitor.check(recording)
-            return visitor.outputs
+            with torch.no_grad(), pooling, self._all_passes(recording, visitor, linked=True):
+                visitor.check(recording)
+            return [recording.arranged(output, k) for k, output in enumerate(visitor.outputs)]
         index = {record.model_layer.module: t for t, record in enumerate(recording.layers)}
         x: Tensor = recording.args[0]
         with torch.no_grad(), self._conditions_of(recording, None), pooling:
@@ -109,12 +117,39 @@ class Playback:
                     observe(t, x)
         return [x]
 
+    @contextmanager
+    def _all_passes(self, recording: Recording, visitor: Visitor, *, linked: bool = False) -> Iterator[None]:
+        """All forward passes of a recording, one after the other; buffers are reset at the end.
+
+        `linked` hands what a pass returns to those that have read it. Without that their inputs are the recorded ones,
+        and the recorded gradients at the outputs, which have come through later passes, count once.
+        """
+        with ExitStack() as stack:
+            if not recording.passes:
+                stack.enter_context(self._conditions_of(recording, visitor))
+                self.model(*recording.args, **recording.kwargs)
+            for one, links in zip(recording.passes, recording.links, strict=True):
+                stack.enter_context(self._conditions_of(one, visitor))
+                args, kwargs = one.args, one.kwargs
+                if links and linked:
+                    new = partial(_linked, links, visitor.outputs)
+                    args, kwargs = tree_map(new, args), tree_map(new, kwargs)
+                self.model(*args, **kwargs)
+            yield
+
+    def rerun(self, recording: Recording, visitor: Visitor, change: Callable[[Any], Any]) -> None:
+        """The forward pass with other inputs."""
+        with self._conditions_of(recording, visitor):
+            self.model(*tree_map(change, recording.args), **tree_map(change, recording.kwargs))
+
     def _in_sequence(self, recording: Recording) -> list[nn.Module] | None:
         """The modules of a plain `nn.Sequential`, which can run one after the other without hooks; None for any other.
 
         Layers without autocast and without hooks but ours are called directly, everything else as usual.
         """
         args, model = recording.args, self.model
+        if recording.passes or recording.layouts or any(r.layouts[0] is not None for r in recording.layers):
+            return None
         if type(model) is not nn.Sequential or len(args) != 1 or recording.kwargs or not isinstance(args[0], Tensor):
             return None
         if recording.autocast[0] or _has_any_global_hook() or any(r.uses != [0] for r in recording.layers):
@@ -138,9 +173,8 @@ class Playback:
     def probes(self, recording: Recording) -> list[Probe]:
         """The forward pass again with a graph that is cut behind each layer, for each micro-batch."""
         visitor = Cut(recording)
-        with torch.enable_grad(), self._conditions_of(recording, visitor):
-            self.model(*recording.args, **recording.kwargs)
-        visitor.check(recording)
+        with torch.enable_grad(), self._all_passes(recording, visitor):
+            visitor.check(recording)
         outputs = [o for o in visitor.outputs if o.requires_grad]
         return [Probe(visitor.inputs, visitor.leaves, outputs)]
 
@@ -148,8 +182,7 @@ class Playback:
     def _taped(self, recording: Recording) -> Iterator[Tape]:
         """The forward pass with a graph; the backward pass must come before the buffers, which norms use, are reset."""
         tape = Tape(recording)
-        with torch.enable_grad(), self._conditions_of(recording, tape):
-            self.model(*recording.args, **recording.kwargs)
+        with torch.enable_grad(), self._all_passes(recording, tape):
             tape.check(recording)
             yield tape
 

@@ -28,6 +28,7 @@ class Visitor:
         self.index = {id(record.model_layer): t for t, record in enumerate(recording.layers)}
         self.uses = [{use: k for k, use in enumerate(record.uses)} for record in recording.layers]
         self.calls = [0] * len(recording.layers)
+        self.records = recording.layers
         self.control, self.observe = control, observe
         self.outputs: list[Tensor] = []
         self.visited: set[int] = set()
@@ -58,7 +59,7 @@ class Visitor:
     ) -> None:
         """Autocast, wherever it was enabled, applies to the model and not to the optimizer."""
         with torch.autocast(self.device, enabled=False) if torch.is_autocast_enabled(self.device) else nullcontext():
-            call(t, value if read_by is None else read_by.state_of(value))
+            call(t, self.records[t].arranged(value if read_by is None else read_by.state_of(value)))
 
     def after(self, layer: ModelLayer, h: Tensor | None) -> Tensor | None:
         """Called with the output of a layer; may return a replacement."""
@@ -126,7 +127,9 @@ class Tape(Visitor):
 
     def states(self, t: int) -> list[Tensor]:
         """What layer t is linear in, at each use."""
-        return [self.layers[t].state_of(x.detach()) for x in self.inputs[t]]
+        return [
+            self.records[t].arranged(self.layers[t].state_of(x.detach()), use) for use, x in enumerate(self.inputs[t])
+        ]
 
     def at(self, positions: list[int]) -> list[Tensor]:
         """The outputs at these positions."""
@@ -137,8 +140,10 @@ class Tape(Visitor):
     ) -> tuple[list[Tensor], list[Tensor | None]]:
         """p_h and p_x of each layer from cotangents of outputs; None where an input is constant or not the state."""
         single = [
-            uses[0] if len(uses) == 1 and uses[0].requires_grad and layer.required else None
-            for uses, layer in zip(self.inputs, self.layers, strict=True)
+            uses[0]
+            if len(uses) == 1 and uses[0].requires_grad and layer.required and record.layouts[0] is None
+            else None
+            for uses, layer, record in zip(self.inputs, self.layers, self.records, strict=True)
         ]
         hs = [h for uses in self.hs for h in uses]
         with torch.autocast(self.device, enabled=False):
@@ -151,8 +156,8 @@ class Tape(Visitor):
             )
         at_outputs, through = iter(grads[: len(hs)]), iter(grads[len(hs) :])
         p_h = [
-            together(layer.layer, [next(at_outputs) for _ in uses])
-            for uses, layer in zip(self.hs, self.layers, strict=True)
+            together(layer.layer, [record.arranged(next(at_outputs), use) for use in range(len(uses))])
+            for uses, layer, record in zip(self.hs, self.layers, self.records, strict=True)
         ]
         return p_h, [None if x is None else next(through) for x in single]
 

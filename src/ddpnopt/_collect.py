@@ -1,0 +1,46 @@
+"""What the passes since the last step have recorded, as one recording of one batch."""
+
+from __future__ import annotations
+
+from ddpnopt._checks import listed
+from ddpnopt._value import Passes, ValueForm, belong_together
+from ddpnopt.trace.hooks import Capture
+from ddpnopt.trace.layer_uses import even_out
+from ddpnopt.trace.micro_batches import MicroBatches, join
+from ddpnopt.trace.passes import as_one, by_backward_pass, leave_to_base
+from ddpnopt.trace.recording import Recording
+
+
+def one_recording(capture: Capture, form: ValueForm, *, feedback: bool) -> tuple[Recording | None, Passes]:
+    """All passes as one: those of one backward pass that belong together, and the others as micro-batches.
+
+    Without layers, or None, if the loss contains derivatives of the model.
+    """
+    arrivals = capture.arrivals
+    only_derivatives = arrivals.differentiated and not arrivals.recordings
+    recordings = [] if only_derivatives else arrivals.take_all()
+    even_out([one.layers for one in recordings])
+    if feedback and arrivals.differentiated:
+        leave_to_base(recordings, capture)
+        return (recordings[0] if recordings else None), capture
+    recordings = [
+        one
+        for group in by_backward_pass(recordings)
+        for one in ([as_one(group)] if belong_together(group, form) else group)
+    ]
+    if len(recordings) > 1:
+        return join(recordings), MicroBatches(capture)
+    return recordings[0], capture
+
+
+def why_open_loop(capture: Capture) -> str:
+    """What to do about parameters without feedback that might have it."""
+    if capture.arrivals.differentiated:
+        return " The loss contains a derivative of the model, which only autograd can follow: there is nothing to do."
+    left = sorted(capture.arrangement.left)
+    if not left:
+        return ""
+    return (
+        f" In {listed(left)} the samples were not found: keep them in dimension 0, or say where they are in the "
+        "inputs with batch_dim=1."
+    )

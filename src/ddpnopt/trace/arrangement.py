@@ -1,0 +1,263 @@
+"""Find the batch where not all layers have it in dimension 0: sequence-first models, windows, frames, flat tokens.
+
+The forward pass runs again with the inputs of some samples replaced by those of others. A sample's entries are those
+that change with its inputs; an arrangement counts as found only if it explains all changes. This is done once for each
+path through the model. Layers that no arrangement explains are left to the base optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ddpnopt.linear.convolution import Conv
+from ddpnopt.trace.layer_uses import leave
+from ddpnopt.trace.layout import BLOCKS, INTERLEAVED, SECOND, Layout
+from ddpnopt.trace.recording import LayerRecord, Recording
+from ddpnopt.trace.replay import Playback
+from ddpnopt.trace.visitors import Visitor
+
+NOISE = 1e-4  # of the largest number: smaller changes are rounding errors
+Kinds = dict[tuple[str, int], str | None]
+"""Of each use of a layer, and of each output ("", position): the kind of layout, None for dimension 0."""
+
+
+class Arrangement:
+    """What is known of the paths through a model so far."""
+
+    def __init__(self, playback: Playback, batch_dim: int | None, *, allowed: bool) -> None:
+        self.playback, self.batch_dim, self.allowed = playback, batch_dim, allowed
+        self._known: dict[tuple[object, ...], tuple[int, Kinds]] = {}  # dimension of the inputs, and kinds
+        self.left: set[str] = set()  # layers whose samples could not be found
+
+    def __call__(self, recording: Recording) -> None:
+        """Write the layouts into a recording, and leave the layers without one to the base optimizer."""
+        records = recording.layers
+        if not self.allowed or not records:
+            return
+        sizes = {(len(r.x) if r.x.dim() else 0, r.h_shape[0] if r.h_shape else 0) for r in records}
+        equal = len(sizes) == 1 and len(next(iter(sizes))) == 2 and len(set(next(iter(sizes)))) == 1
+        usual = equal and all(
+            z.dim() == 0 or q is None or len(z) == len(records[0].x)
+            for z, q in zip(recording.outputs, recording.q, strict=True)
+        )
+        told = self.batch_dim == 0 or (self.batch_dim is None and not _may_be_sequence_first(recording))
+        if (usual and told) or any(_without_batch(r) for r in records):  # the latter is refused later
+            return
+        sample = _first_input(recording)
+        if sample is None:
+            if not equal:
+                self._leave_minority(recording)
+            return
+        key = tuple((r.name, r.x.dim(), len(r.x) == len(sample)) for r in records), sample.dim(), equal
+        dim, kinds = self._known.get(key) or self._find(recording, sample)
+        if sample.shape[dim] > 1:
+            self._known[key] = dim, kinds
+        if dim == 0 and not any(kinds.values()) and equal:
+            return
+        self._apply(recording, dim, kinds, sample.shape[dim])
+
+    def _find(self, recording: Recording, sample: Tensor) -> tuple[int, Kinds]:
+        found: dict[int, tuple[Kinds, int]] = {}
+        dims = (0, 1) if self.batch_dim is None else (self.batch_dim,)
+        for dim in dims:
+            if sample.dim() > dim:
+                found[dim] = self._explain(recording, dim, sample.shape[dim])
+                if found[dim][1] == 0:
+                    return dim, found[dim][0]
+        if self.batch_dim is not None and self.batch_dim in found:
+            return self.batch_dim, found[self.batch_dim][0]
+        return 0, found[0][0]
+
+    def _explain(self, recording: Recording, dim: int, batch: int) -> tuple[Kinds, int]:
+        """The kinds of all layouts with the batch in this dimension of the inputs, and how many are not explained."""
+        changes = self._changes(recording, dim, batch)
+        kinds: Kinds = {}
+        missing = 0
+        counted: dict[str, int] = {}
+        for index, record in enumerate(recording.layers):
+            use = counted[record.name] = counted.get(record.name, -1) + 1
+            seen = [(half, change) for half, at, _ in changes if (change := at[index]) is not None]
+            kind, certain = _kind(record, record.x, seen, batch)
+            kinds[record.name, use] = kind
+            missing += not certain and record.model_layer.required
+        for position, output in zip(recording.positions, recording.outputs, strict=True):
+            seen = [(half, out[position]) for half, _, out in changes if position < len(out)]
+            kinds["", position], _ = _kind(None, output, seen, batch)
+        return kinds, missing
+
+    def _changes(
+        self, recording: Recording, dim: int, batch: int
+    ) -> list[tuple[Tensor, list[Tensor | None], list[Tensor]]]:
+        """Which entries of dimensions 0 and 1 change, at each layer and output, if some samples change."""
+        found = []
+        with torch.no_grad(), _norms_in_eval(self.playback.model):
+            base = _Inputs(recording)
+            self.playback.rerun(recording, base, lambda t: t)
+            for half in _halves(batch):
+                source = torch.arange(batch)
+                source[half] = (source[half] + 1) % batch
+                inputs = _Inputs(recording)
+                self.playback.rerun(recording, inputs, partial(_selected, source, dim))
+                layers = [_differs(a, b) for a, b in zip(base.seen, inputs.seen, strict=True)]
+                outputs = [_changed(a, b) for a, b in zip(base.outputs, inputs.outputs, strict=True)]
+                found.append((half, layers, outputs))
+        return found
+
+    def _apply(self, recording: Recording, dim: int, kinds: Kinds, batch: int) -> None:
+        kept: list[LayerRecord] = []
+        counted: dict[str, int] = {}
+        for record in recording.layers:
+            use = counted[record.name] = counted.get(record.name, -1) + 1
+            kind = kinds.get((record.name, use))
+            layout = None if kind is None else Layout(kind, batch)
+            if layout is not None and layout.fits(record.layer, record.x):
+                record.layouts = [layout]
+            elif layout is not None or not len(record.x) == record.h_shape[0] == batch:
+                if record.model_layer.required:
+                    self.left.add(record.name)
+                record.x = record.model_layer.state_of(record.x)
+                record.x_version = record.x._version
+                leave(record)
+                continue
+            kept.append(record)
+        recording.layers = kept
+        for position, output in zip(recording.positions, recording.outputs, strict=True):
+            kind = kinds.get(("", position))
+            layout = None if kind is None else Layout(kind, batch)
+            if layout is not None and output.dim() and layout.fits(None, output):
+                recording.layouts[position] = layout
+
+    def _leave_minority(self, recording: Recording) -> None:
+        """No inputs to find the batch by: that of the loss, or else that of most layers."""
+        sizes = [len(r.x) for r in recording.layers if r.model_layer.required and r.x.dim()]
+        batch = max(set(sizes), key=sizes.count) if sizes else 0
+        kinds: Kinds = {}
+        self._apply(recording, 0, kinds, batch)
+
+
+def _without_batch(record: LayerRecord) -> bool:
+    least = len(record.layer.weight_shape) if isinstance(record.layer, Conv) else 2 * record.model_layer.required
+    return record.x.dim() < least
+
+
+def _may_be_sequence_first(recording: Recording) -> bool:
+    """Whether dimension 1 of the inputs may be the batch; a convolution says that it is not."""
+    sample = _first_input(recording)
+    if sample is None or sample.dim() < 2 + sample.is_floating_point() or sample.shape[1] < 2:
+        return False
+    return not isinstance(recording.layers[0].layer, Conv)
+
+
+def _first_input(recording: Recording) -> Tensor | None:
+    return next((t for t in recording.inputs if t.dim() > 0), None)
+
+
+def _halves(batch: int) -> list[Tensor]:
+    """Two sets of samples that tell all arrangements apart."""
+    if batch < 2:
+        return []
+    ids = torch.arange(batch)
+    sets = [ids < (batch + 1) // 2, ids % 2 == 0, ids % 3 == 0]
+    return [chosen for k, chosen in enumerate(sets) if k < 2 or batch > 2]
+
+
+def _kind(
+    record: LayerRecord | None, x: Tensor, seen: list[tuple[Tensor, Tensor]], batch: int
+) -> tuple[str | None, bool]:
+    """The layout that explains all changes, and whether there is one; dimension 0 where several or none do."""
+    layer = None if record is None else record.layer
+    fits = x.dim() > 0 and len(x) == batch
+    if batch == 1:
+        return (None if fits else BLOCKS), x.dim() > 0
+    if fits and seen and all(_confined(change, half, None) for half, change in seen):
+        return None, True
+    kinds = [
+        kind
+        for kind in (BLOCKS, INTERLEAVED, SECOND)
+        if not (fits and kind != SECOND)
+        and Layout(kind, batch).fits(layer, x)
+        and seen
+        and all(_confined(change, half, kind) for half, change in seen)
+    ]
+    if len(kinds) == 1:
+        return kinds[0], True
+    return None, False
+
+
+def _confined(change: Tensor, half: Tensor, kind: str | None) -> bool:
+    """Whether entries change in the samples of `half`, and in no others; `change`: (dimension 0, dimension 1)."""
+    batch = len(half)
+    if kind == SECOND:
+        rows = change.any(0)
+        if len(rows) != batch:
+            return False
+    else:
+        rows = change.any(1)
+        if kind == BLOCKS:
+            rows = rows.view(batch, -1).any(1)
+        elif kind == INTERLEAVED:
+            rows = rows.view(-1, batch).any(0)
+        elif len(rows) != batch:
+            return False
+    return bool(rows.any()) and not bool(rows[~half].any())
+
+
+def _selected(source: Tensor, dim: int, t: object) -> object:
+    """An input with some samples replaced by others; whatever has no samples stays."""
+    if not isinstance(t, Tensor) or not t.dim():
+        return t
+    at = min(dim, t.dim() - 1)
+    return t.index_select(at, source.to(t.device)) if t.shape[at] == len(source) else t
+
+
+def _differs(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return None if a is None or b is None else _changed(a, b)
+
+
+def _changed(a: Tensor, b: Tensor) -> Tensor:
+    """Which entries of dimensions 0 and 1 differ: (n0, n1)."""
+    if a.shape != b.shape:
+        return torch.ones(len(a) if a.dim() else 1, 1, dtype=torch.bool)
+    apart = (a != b) if not a.is_floating_point() else (a - b).abs() > NOISE * a.abs().amax().clamp_min(1e-30)
+    while apart.dim() < 2:
+        apart = apart[..., None]
+    return apart.flatten(2).any(2).cpu() if apart.dim() > 2 else apart.cpu()
+
+
+class _Inputs(Visitor):
+    """Keeps the input of each recorded use of each layer."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__(recording)
+        self.order = {(r.name, use): k for k, r in enumerate(recording.layers) for use in r.uses}
+        self.seen: list[Tensor | None] = [None] * len(recording.layers)
+        self.count: dict[str, int] = {}
+
+    def before(self, layer: object, x: Tensor) -> Tensor | None:
+        name = layer.name  # type: ignore[attr-defined]
+        use = self.count[name] = self.count.get(name, -1) + 1
+        at = self.order.get((name, use))
+        if at is not None:
+            self.seen[at] = x.detach()
+        return None
+
+    def after(self, layer: object, h: Tensor | None) -> Tensor | None:
+        return None
+
+
+@contextmanager
+def _norms_in_eval(model: nn.Module) -> Iterator[None]:
+    """Batch norms couple the samples: here they use their running statistics."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    for norm in norms:
+        norm.training = norm.running_mean is None
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.training = True

@@ -1,0 +1,140 @@
+"""The batch is found where not all layers have it in dimension 0; the step is that of the usual arrangement."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddpnopt import DDPNOpt, OptionError
+
+
+class Attention(nn.Module):
+    """Attention over time, in any arrangement."""
+
+    def __init__(self, first: str) -> None:
+        super().__init__()
+        self.first = first
+        self.norm, self.qkv, self.mix, self.out = nn.LayerNorm(6), nn.Linear(6, 18), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, T, 6), or (T, B, 6)
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        a, b = ("tbd", "sbd") if self.first == "time" else ("btd", "bsd")
+        weight = torch.einsum(f"{a},{b}->bts", q, k).softmax(-1)
+        h = x + self.mix(torch.einsum(f"bts,{b}->{a}", weight, v))
+        if self.first == "tokens":  # flattened for the last layer
+            return self.out(h.flatten(0, 1)).unflatten(0, h.shape[:2])
+        return self.out(h)
+
+
+def twins(first: str) -> tuple[Attention, Attention]:
+    plain = Attention("batch")
+    other = copy.deepcopy(plain)
+    other.first = first
+    return plain, other
+
+
+def assert_same(a: nn.Module, b: nn.Module) -> None:
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-8, atol=1e-10)
+
+
+def train(model: nn.Module, opt: DDPNOpt, *, transposed: bool, T: int) -> None:
+    torch.manual_seed(1)
+    for _ in range(3):
+        x, y = torch.randn(8, T, 6), torch.randint(3, (8, T))
+        opt.zero_grad()
+        z = model(x.transpose(0, 1)).transpose(0, 1) if transposed else model(x)
+        F.cross_entropy(z.flatten(0, 1), y.flatten()).backward()
+        opt.step()
+
+
+@pytest.mark.parametrize("T", [5, 8], ids=["5 steps", "as many steps as samples"])
+@pytest.mark.parametrize("batch_dim", [None, 1])
+def test_a_sequence_first_model_takes_the_steps_of_the_batch_first_one(batch_dim: int | None, T: int) -> None:
+    plain, other = twins("time")
+    train(plain, DDPNOpt(plain), transposed=False, T=T)
+    opt = DDPNOpt(other, batch_dim=batch_dim)
+    train(other, opt, transposed=True, T=T)
+    assert opt.report.open_loop == []
+    assert_same(plain, other)
+
+
+def test_flattened_tokens_are_found_in_dimension_0() -> None:
+    plain, other = twins("tokens")
+    train(plain, DDPNOpt(plain), transposed=False, T=5)
+    train(other, DDPNOpt(other), transposed=False, T=5)
+    assert_same(plain, other)
+
+
+class Frames(nn.Module):
+    """Convolutions on all frames, which are in dimension 0 meanwhile."""
+
+    def __init__(self, *, interleaved: bool) -> None:
+        super().__init__()
+        self.interleaved = interleaved
+        self.conv, self.norm, self.out = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, T, 2, 4, 4)
+        B, T = x.shape[:2]
+        x = x.transpose(0, 1) if self.interleaved else x
+        h = torch.tanh(self.norm(self.conv(x.flatten(0, 1)))).flatten(1)
+        h = h.view(T, B, -1).mean(0) if self.interleaved else h.view(B, T, -1).mean(1)
+        out: Tensor = self.out(h)
+        return out
+
+
+def test_frames_in_dimension_0_are_found_in_either_order() -> None:
+    blocks = Frames(interleaved=False)
+    interleaved = copy.deepcopy(blocks)
+    interleaved.interleaved = True
+    for model in (blocks, interleaved):
+        opt = DDPNOpt(model)
+        torch.manual_seed(1)
+        for _ in range(3):
+            x, y = torch.randn(6, 5, 2, 4, 4), torch.randint(3, (6,))
+            opt.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            opt.step()
+        assert opt.report.open_loop == []
+    assert_same(blocks, interleaved)
+
+
+def test_a_smaller_last_batch_has_the_same_arrangement() -> None:
+    _, model = twins("time")
+    opt = DDPNOpt(model)
+    for B in (8, 3, 1, 8):
+        opt.zero_grad()
+        F.cross_entropy(model(torch.randn(5, B, 6)).flatten(0, 1), torch.randint(3, (5 * B,))).backward()
+        opt.step()
+    assert opt.report.open_loop == []
+
+
+def test_a_layer_whose_samples_cannot_be_found_is_left_to_the_base_optimizer_by_name() -> None:
+    class Pairs(nn.Module):
+        """All pairs of samples: an entry belongs to two of them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.pair = nn.Linear(5, 4), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.tanh(self.into(x))
+            i, j = torch.triu_indices(len(x), len(x), 1)
+            out: Tensor = self.pair(torch.cat([h[i], h[j]], 1))
+            return out
+
+    model = Pairs()
+    opt = DDPNOpt(model)
+    model(torch.randn(6, 5)).square().mean().backward()
+    with pytest.warns(match=r"pair\.weight.*In pair the samples were not found.*batch_dim=1"):
+        opt.step()
+    assert opt.report.open_loop == ["pair.weight", "pair.bias"]
+
+
+def test_another_batch_dim_is_refused() -> None:
+    with pytest.raises(OptionError, match="batch_dim=2"):
+        DDPNOpt(nn.Linear(2, 2), batch_dim=2)

@@ -1,0 +1,133 @@
+"""Several forward passes before one backward pass are one step of all of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddpnopt import DDPNOpt
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(nn.Conv1d(1, 4, 2), nn.BatchNorm1d(4), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3))
+
+
+class Inside(nn.Module):
+    """All passes inside one model."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, *xs: Tensor) -> list[Tensor]:
+        return [self.net(x) for x in xs]
+
+
+def triplet(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    return ((a - b).square().sum(1) - (a - c).square().sum(1) + 4).clamp_min(0).mean()
+
+
+def assert_same(a: nn.Module, b: nn.Module) -> None:
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("make", [dense, convolutional])
+@pytest.mark.parametrize("value", ["batch", "outer"])
+def test_three_passes_of_a_model_equal_one_pass_of_a_model_that_runs_it_three_times(
+    make: Callable[[], nn.Module], value: str
+) -> None:
+    outside = make()
+    inside = Inside(copy.deepcopy(outside))
+    options = {"value": value} if value == "batch" else {"value": value, "lr": 0.1}
+    opt_outside, opt_inside = DDPNOpt(outside, **options), DDPNOpt(inside, **options)  # type: ignore[arg-type]
+    for _ in range(3):
+        xs = [torch.randn(6, 5)[:, None] if make is convolutional else torch.randn(6, 5) for _ in range(3)]
+        for opt, run in ((opt_outside, lambda *xs: [outside(x) for x in xs]), (opt_inside, inside)):
+            opt.zero_grad()
+            loss = triplet(*run(*xs))
+            loss.backward()
+            opt.step(loss=loss)
+    assert opt_outside.report.open_loop == []
+    assert_same(outside, inside.net)
+
+
+def test_a_recurrent_state_that_goes_from_pass_to_pass_equals_a_loop_inside_the_model() -> None:
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix, self.out = nn.Linear(9, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+            h = torch.tanh(self.mix(torch.cat([x, h], 1)))
+            return self.out(h), h
+
+    class Loop(nn.Module):
+        def __init__(self, cell: Cell) -> None:
+            super().__init__()
+            self.cell = cell
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            return run(self.cell, x)
+
+    def run(cell: Cell, x: Tensor) -> list[Tensor]:
+        h, found = torch.zeros(len(x), 4), []
+        for part in x.unbind(1):
+            z, h = cell(part, h)
+            found.append(z)
+        return found
+
+    cell = Cell()
+    loop = Loop(copy.deepcopy(cell))
+    opts = DDPNOpt(cell), DDPNOpt(loop)
+    for _ in range(3):
+        x, y = torch.randn(6, 4, 5), torch.randint(3, (6,))
+        for opt, call in ((opts[0], lambda x: run(cell, x)), (opts[1], loop)):
+            opt.zero_grad()
+            sum(F.cross_entropy(z, y) for z in call(x)).backward()  # type: ignore[union-attr]
+            opt.step()
+    assert_same(cell, loop.cell)
+
+
+def test_passes_of_unequal_size_have_the_gradient_of_both() -> None:
+    model = dense()
+    opt = DDPNOpt(model, lr=1e-3, value="outer", closed_loop=False)
+    twin = copy.deepcopy(model)
+    a, b = torch.randn(4, 5), torch.randn(7, 5)
+    (model(a).square().mean() + model(b).sin().mean()).backward()
+    opt.step()
+    (twin(a).square().mean() + twin(b).sin().mean()).backward()
+    change = torch.cat([(p - q).flatten() for p, q in zip(model.parameters(), twin.parameters(), strict=True)])
+    gradient = torch.cat([p.grad.flatten() for p in twin.parameters() if p.grad is not None])
+    assert F.cosine_similarity(change, -gradient, dim=0) > 0.999
+
+
+def test_passes_through_different_heads_make_one_step_of_all_layers() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.a, self.b = nn.Linear(5, 6), nn.Linear(6, 3), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor, head: str) -> Tensor:
+            out: Tensor = getattr(self, head)(torch.tanh(self.body(x)))
+            return out
+
+    model = Heads()
+    opt = DDPNOpt(model)
+    before = [p.clone() for p in model.parameters()]
+    x = torch.randn(8, 5)
+    (
+        F.cross_entropy(model(x, "a"), torch.randint(3, (8,))) + F.cross_entropy(model(x, "b"), torch.randint(2, (8,)))
+    ).backward()
+    opt.step()
+    assert opt.report.open_loop == []
+    assert not any(map(torch.equal, before, model.parameters()))
