@@ -12,6 +12,7 @@ from ddpnopt.errors import (
     OptionError,
     PeerError,
     StepError,
+    TrainingWarning,
     UncertainLossWarning,
 )
 from ddpnopt.optimizer import DDPNOpt
@@ -36,5 +37,6 @@ __all__ = [
     "RMSprop",
     "Report",
     "StepError",
+    "TrainingWarning",
     "UncertainLossWarning",
 ]

@@ -14,6 +14,7 @@ from ddpnopt._checks import ADVICE, finite_sum, not_finite
 from ddpnopt._collect import one_recording, why_open_loop
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
 from ddpnopt._step_length import accept_length, choose_fraction, slope_of_last_update, update_rest
+from ddpnopt._troubles import DEAD_EVERY
 from ddpnopt._value import (
     Losses,
     Passes,
@@ -107,6 +108,10 @@ class Step:
             opt.report.open_loop = [opt._names[p] for p in self.rest]
             if self.rest:
                 opt._parameters.warn_open_loop(opt.report.open_loop, why_open_loop(capture))
+        if opt.feedback and opt.steps % DEAD_EVERY == DEAD_EVERY - 1:
+            dead = [r.name for r in self.layers if r.p_h is not None and not r.p_h.any()]
+            if 0 < len(dead) < len(self.layers):
+                opt._troubles.without_gradient(dead)
         known = [p for layer in self.known for p in layer.parameters]
         gradients = (*(record.p_h for record in self.layers), *(p.grad for p in (*self.rest, *known)))
         self._gradient_sum = finite_sum([g for g in gradients if g is not None])
@@ -166,8 +171,8 @@ class Step:
                 self.losses = recognised_losses(recording, form.mean, total)
                 opt.report.loss = kind_of(self.losses)
                 unknown = total is None and true_loss(recording) is None
-                if unknown and form.uses_losses and not opt._warned_of_loss and not are_certain(self.losses):
-                    opt._warned_of_loss = True
+                if unknown and form.uses_losses and not opt._troubles.warned_of_loss and not are_certain(self.losses):
+                    opt._troubles.warned_of_loss = True
                     warn_uncertain(self.losses)
                 if share != 1.0:
                     self.losses = [(z, loss.scaled(share)) for z, loss in self.losses]
@@ -322,6 +327,7 @@ class Step:
             total = self.peers.total(total)
         if not math.isfinite(total):
             raise not_finite("a weight or output after the step", ADVICE)
+        opt._troubles.after_step(opt.report)
         if self.recording is not None:
             mine = self.recording.batch_size
             opt.samples += mine if self.peers.alone else self.peers.batch(mine)

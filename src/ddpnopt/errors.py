@@ -29,6 +29,10 @@ class OpenLoopWarning(UserWarning):
     """Some parameters are updated without feedback, by the base optimizer."""
 
 
+class TrainingWarning(UserWarning):
+    """Training does not go as it should: steps are repeated or undone, or no gradient reaches some layers."""
+
+
 class UncertainLossWarning(UserWarning):
     """The loss is not known for certain: its form or its scale is a guess."""
 

@@ -17,6 +17,7 @@ from ddpnopt._memory import retain_freed
 from ddpnopt._options import DEFAULT_LR, DEFAULTS, NOT_GIVEN, refuse, refuse_without_effect
 from ddpnopt._parameters import Parameters
 from ddpnopt._step import Step
+from ddpnopt._troubles import Troubles
 from ddpnopt._value import ValueForm
 from ddpnopt.checkpoint import STATE_KEY, check_state, state_header
 from ddpnopt.curvature.base import Curvature
@@ -183,7 +184,7 @@ class DDPNOpt(HookedOptimizer):
         self.steps, self.samples = 0, 0  # taken and seen so far
         self._length, self._rest_length = StepLength(), RestLength()  # of steps without a learning rate
         self._uses_losses = diagnostics or self.form.uses_losses
-        self._warned_of_loss = False
+        self._troubles = Troubles()
         self._chains: dict[tuple[Any, ...], bool] = {}  # whether a sequence of layers is a chain, by signature
         self._averaging = Averaging() if (value == "batch" and feedback if average is None else average) else None
 

@@ -1,4 +1,4 @@
-"""The examples for the frameworks train, each in small form; skipped where the framework is not installed."""
+"""The examples for the frameworks train, each in small form; `dev` installs all of them."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from ddpnopt._distributed import active_wrapper
 from ddpnopt.errors import ModelError
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.trace.arrangement import Arrangement
+from ddpnopt.trace.compiled import let_compiled_code_see_hooks
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import (
     RETURNED,
@@ -158,6 +159,7 @@ class Capture(Playback):
             model.register_forward_pre_hook(_Hook(self, "_begin", None), with_kwargs=True),
             model.register_forward_hook(_Hook(self, "_end", None), with_kwargs=True, always_call=True),
         ]
+        let_compiled_code_see_hooks()
         for model_layer in layers:
             self._take_over(model_layer)
             # last among the pre-hooks and first among the hooks: what other hooks do to x and h is part of the graph

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from ddpnopt.errors import ModelError, StepError
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.lookup import Lookup
+from ddpnopt.trace.compiled import compiler_is_loaded, let_compiled_code_see_hooks
 from ddpnopt.trace.layer_uses import settle
 from ddpnopt.trace.layout import Layout
 from ddpnopt.trace.model_layers import ModelLayer
@@ -201,6 +202,13 @@ class Arrivals:
         """The recordings of all passes since the last step: the micro-batches of one batch."""
         found = list(self.recordings)
         if not found:
+            if compiler_is_loaded() and not self.seen_forward:
+                let_compiled_code_see_hooks()
+                raise StepError(
+                    "step() found no forward pass of the model. If the model is compiled, code that was compiled for "
+                    "another instance of its class has run, without hooks: from now on it is compiled again; run the "
+                    "pass again. Otherwise call model(inputs) with gradients enabled, then loss.backward()."
+                )
             raise StepError(
                 "step() without a backward pass since the last step: run a forward pass, model(inputs), and call "
                 "loss.backward() first."

@@ -26,6 +26,7 @@ from ddpnopt.ddp.stage import Displacement, Stage, per_sample_dot
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.value.batch import TOGETHER, Batch, Solver, System
 from ddpnopt.ddp.value.coupling import Coupling
+from ddpnopt.linear.layer import inner
 from ddpnopt.linear.metric import IDENTITY, Metric
 from ddpnopt.linear.sample_gradients import SampleGradients
 
@@ -42,6 +43,7 @@ class ScaleFree(Batch):
         L = sqrt_curvature(losses.clamp_min(LEAST_LOSS * mean))
         super().__init__(L, torch.ones_like(L), displacement, 1, peers)
         self._systems: list[System] = []  # of the stages, last to first
+        self._stages: list[Stage] = []
         self._ratios: list[float] = []  # eta k of each: what turns a stage's part of S into its relative update
         self._fraction = 1.0
         self._y: Tensor | None = None  # the solution at the first stage, for fraction 1
@@ -79,6 +81,7 @@ class ScaleFree(Batch):
         stage.eta *= relative
         system = self._extend(stage, K, dots)
         self._systems.append(system)
+        self._stages.append(stage)
         self._ratios.append(stage.eta * k)
         return own, partial(self._weights, system)
 
@@ -118,6 +121,7 @@ class ScaleFree(Batch):
         """Ask for this fraction of each sample's loss in the forward sweep."""
         self._fraction = fraction
         self.target = self.target * fraction
+        self._ask_of_stage_costs(fraction)
         assert self._roots is not None
         matrices = [system.S for system in self._systems if system.S is not None]
         for system in self._systems:
@@ -132,6 +136,30 @@ class ScaleFree(Batch):
         inverse = torch.cholesky_inverse(self._factor(torch.stack(matrices) * self._roots))
         for system, C in zip(self._systems, inverse.unbind(), strict=True):
             system.open_loop, system.gain = self.root * (C @ self.target), C * self._roots
+
+    def _ask_of_stage_costs(self, fraction: float) -> None:
+        """Let a penalty on the weights count as one more sample: its loss is <l_u, u>, its gradient l_u.
+
+        That is the value of an absolute sum, and twice that of a sum of squares, without knowing which it is.
+        """
+        stages = [stage for stage in self._stages if stage.l_u is not None]
+        if not stages:
+            return
+        value = squares = 0.0
+        for stage in stages:
+            assert stage.l_u is not None
+            assert stage.balance is not None
+            squares += stage.eta * float(inner(stage.l_u, stage.l_u))
+            value += float(inner(stage.balance.unscale(stage.l_u), stage.u))
+        own = squares / (2 * value) if value > 0 else 0.0  # L K of the penalty
+        weight = fraction / max(own + self._damping, fraction)
+        for stage in stages:
+            assert stage.l_u is not None
+            assert stage.balance is not None
+            bounds = [u.abs() / (stage.eta or 1.0) for u in stage.balance.unscale(stage.u)]  # no weight changes sign
+            stage.l_u = [torch.clamp(weight * part, -most, most) for part, most in zip(stage.l_u, bounds, strict=True)]
+        for system in self._systems:
+            system.m = None if system.m is None else weight * system.m
 
     def _factor(self, A: Tensor) -> Tensor:
         """The Cholesky factor of A + d I, with more damping where rounding asks for it."""

@@ -1,0 +1,61 @@
+"""A word when something is wrong: each trouble is reported once, with what to do about it."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ddpnopt._checks import listed, warn_user
+from ddpnopt.errors import TrainingWarning
+from ddpnopt.report import Report
+
+WINDOW = 20  # steps that are looked at
+MANY = 0.5  # of them
+DEAD_EVERY = 25  # steps from one look for layers without gradient to the next
+
+
+class Troubles:
+    """What has gone wrong in the last steps, and what the user has been told."""
+
+    def __init__(self) -> None:
+        self.warned_of_loss = False
+        self._told: set[str] = set()
+        self._counts: deque[tuple[int, int]] = deque([(0, 0)], maxlen=WINDOW + 1)  # shortened and undone, running
+
+    def after_step(self, report: Report) -> None:
+        """Look at the counters of a step that has been taken or given up."""
+        self._counts.append((report.shortened, report.undone))
+        if len(self._counts) <= WINDOW:
+            return
+        (shortened, undone), (now_shortened, now_undone) = self._counts[0], self._counts[-1]
+        way_out = (
+            "Hand the loss over with opt.step(loss=loss)"
+            if report.loss in (None, "unknown", "squared_error")
+            else "Check that the pass is repeatable (no random numbers of your own)"
+        )
+        if now_undone - undone >= MANY * WINDOW:
+            self._tell(
+                "undone",
+                f"Training stands still: {now_undone - undone} of the last {WINDOW} steps were undone, because the loss "
+                f"of their own batch (recognised as '{report.loss}') would have risen. {way_out}, or set a fixed "
+                "learning rate, lr=3 or less.",
+            )
+        elif now_shortened - shortened >= MANY * WINDOW:
+            self._tell(
+                "shortened",
+                f"{now_shortened - shortened} of the last {WINDOW} steps were taken twice or more, because the loss of "
+                f"their own batch (recognised as '{report.loss}') would have risen, which costs time. {way_out}.",
+            )
+
+    def without_gradient(self, names: list[str]) -> None:
+        """Layers at whose output no sample has a gradient, although the loss has one."""
+        self._tell(
+            "dead",
+            f"No gradient reaches {listed(names)}: all units behind are dead (ReLU with negative inputs, saturated "
+            "functions), or the output is not used. Such layers do not change. Start again with another "
+            "initialisation, a norm, or an activation such as GELU.",
+        )
+
+    def _tell(self, trouble: str, message: str) -> None:
+        if trouble not in self._told:
+            self._told.add(trouble)
+            warn_user(message, TrainingWarning)
