@@ -31,11 +31,12 @@ the data in training mode. A case passes if the training loss falls by at least 
 
 def row(entry: Case) -> tuple[str, ...]:
     found = {rate: adamw(entry, rate) for rate in RATES}
+    name = entry.name.replace("|", "\\|")
     theirs, ours = found[USUAL_RATE], ddpnopt(entry)
     best = min((r.after for r in found.values() if math.isfinite(r.after)), default=math.nan)
     before, usual, lowest = (f"{x:.3g}" for x in (theirs.before, theirs.after, best))
     if ours.refusal is not None:
-        return entry.name, str(entry.steps), before, usual, lowest, "refused", entry.fails or ours.refusal
+        return name, str(entry.steps), before, usual, lowest, "refused", entry.fails or f"`{entry.refused}`"
     verdict = "passes" if passes(ours, theirs) else "falls short"
     repeated = f"{ours.shortened} steps repeated, {ours.undone} undone" if ours.shortened else ""
     return (

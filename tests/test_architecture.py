@@ -34,7 +34,9 @@ MAY_IMPORT: dict[str, list[str]] = {
     "_step_length": [*BASE, "linear", "ddp"],
     "_troubles": BASE,
     "_collect": [*BASE, "trace", "_value"],
-    "_step": [*BASE, "linear", "curvature", "ddp", "trace", "_parameters", "_value", "_step_length", "_collect", "_troubles"],
+    "_step": [
+        *BASE, "linear", "curvature", "ddp", "trace", "_parameters", "_value", "_step_length", "_collect", "_troubles",
+    ],
     "optimizer": [
         *BASE, "_memory", "_options", "_averaging", "checkpoint",
         "linear", "curvature", "ddp", "trace", "_parameters", "_value", "_step", "_troubles",

@@ -35,8 +35,8 @@ class Troubles:
         if now_undone - undone >= MANY * WINDOW:
             self._tell(
                 "undone",
-                f"Training stands still: {now_undone - undone} of the last {WINDOW} steps were undone, because the loss "
-                f"of their own batch (recognised as '{report.loss}') would have risen. {way_out}, or set a fixed "
+                f"Training stands still: {now_undone - undone} of the last {WINDOW} steps were undone, because the "
+                f"loss of their own batch (recognised as '{report.loss}') would have risen. {way_out}, or set a fixed "
                 "learning rate, lr=3 or less.",
             )
         elif now_shortened - shortened >= MANY * WINDOW:

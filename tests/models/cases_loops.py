@@ -64,7 +64,7 @@ def autocast() -> Trial:
     return Trial(model, loss, split(16, *vectors()))
 
 
-@case("float16 autocast with a GradScaler and clipping", LOOPS)
+@case("float16 autocast with a GradScaler and clipping", LOOPS, refused="weight_grads=True")
 def scaler() -> Trial:
     model = mlp()
     grad_scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
@@ -118,7 +118,7 @@ def compiled_twice() -> Trial:
     return classification(torch.compile(mlp(), backend="eager"))  # type: ignore[arg-type]
 
 
-@case("spectral norm on all layers", LOOPS)
+@case("spectral norm on all layers", LOOPS, refused="torch.optim.AdamW")
 def spectral_norm() -> Trial:
     model = mlp()
     for module in model:
@@ -134,7 +134,7 @@ def weight_norm() -> Trial:
     return classification(model)
 
 
-@case("cross-entropy + 0.1 * sum |w|", LOOPS)
+@case("cross-entropy + 0.1 * sum |w|", LOOPS, fails="the penalty falls by 89 % of AdamW's decrease")
 def penalty() -> Trial:
     model = mlp()
 
@@ -380,7 +380,9 @@ def video() -> Trial:
     return Trial(model, lambda x, y: F.cross_entropy(model(x[:, :, None]), y), split(8, x, y))
 
 
-@case("mean teacher", LOOPS)
+@case(
+    "mean teacher", LOOPS, fails="the steps are too short: the squared error of two softmax outputs is not recognised"
+)
 def mean_teacher() -> Trial:
     model = mlp()
     teacher = copy.deepcopy(model).requires_grad_(False)

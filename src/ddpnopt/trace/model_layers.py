@@ -125,7 +125,8 @@ def find_layers(
         raise ModelError(
             "The model has no layer that DDPNOpt can control: it needs at least one nn.Linear or nn.Conv1d/2d/3d (or, "
             "with value='batch' or 'outer', a norm or an nn.Embedding) with a trainable weight of its own (not shared, "
-            "not parametrised, not excluded)."
+            "not parametrised, not excluded). Leave one layer without spectral_norm or weight_norm, or use "
+            "torch.optim.AdamW for this model."
         )
     return layers
 
