@@ -38,16 +38,9 @@ def row(entry: Case) -> tuple[str, ...]:
     if ours.refusal is not None:
         return name, str(entry.steps), before, usual, lowest, "refused", entry.fails or f"`{entry.refused}`"
     verdict = "passes" if passes(ours, theirs) else "falls short"
-    repeated = f"{ours.shortened} steps repeated, {ours.undone} undone" if ours.shortened else ""
-    return (
-        entry.name,
-        str(entry.steps),
-        before,
-        usual,
-        lowest,
-        f"{ours.after:.3g}",
-        ", ".join(filter(None, (verdict, repeated))),
-    )
+    if ours.shortened:
+        verdict += f", {ours.shortened} steps repeated, {ours.undone} undone"
+    return name, str(entry.steps), before, usual, lowest, f"{ours.after:.3g}", verdict
 
 
 def main() -> None:
