@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from ddpnopt.errors import ModelError, StepError
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.lookup import Lookup
+from ddpnopt.trace.backward_root import backward_root
 from ddpnopt.trace.layer_uses import settle
 from ddpnopt.trace.model_layers import ModelLayer
 
@@ -140,6 +142,27 @@ class Arrivals:
     def __init__(self) -> None:
         self.recordings: list[Recording] = []
         self.seen_forward = False
+        self._roots: list[Tensor | None] = []  # the losses of these backward passes, each once
+
+    def clear(self) -> None:
+        """Forget all passes."""
+        self.recordings.clear()
+        self._roots.clear()
+
+    def see_root(self) -> None:
+        """Note the loss of the backward pass that is running."""
+        root = backward_root()
+        last = self._roots[-1] if self._roots else None
+        if root is None or last is None or root.data_ptr() != last.data_ptr():  # one pass may go through several
+            self._roots.append(root)
+
+    def loss_value(self) -> float | None:
+        """The sum of the losses that `backward` was called on; None where one is not known or not finite."""
+        roots = [root for root in self._roots if root is not None]
+        if not roots or len(roots) < len(self._roots):
+            return None
+        total = sum(float(root) for root in roots)
+        return total if math.isfinite(total) else None
 
     def take(self) -> Recording:
         """The recording of the only backward pass since the last step."""
@@ -201,6 +224,7 @@ def arrived_at_layer(recording: Recording, record: LayerRecord, grad: Tensor) ->
     if record.arrivals > recording.backwards:
         recording.backwards = record.arrivals
         recording.arrivals.recordings.append(recording)
+        recording.arrivals.see_root()
     p_h = grad if grad.shape == record.h_shape else grad.reshape(record.h_shape)
     if record._h is not None:
         if record._h._version == record._version and p_h.dim() > 1:
