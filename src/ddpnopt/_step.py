@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
-from ddpnopt._step_length import accept_length, choose_fraction, slope_of_last_update
+from ddpnopt._step_length import accept_length, choose_fraction, watches_slope
 from ddpnopt._value import (
     Losses,
     Passes,
@@ -70,7 +70,7 @@ class Step:
         self.loss_before: float | None = None  # None: nothing to judge the step by
         self.weights_before: dict[nn.Parameter, Tensor] = {}  # before the step, of parameters updated without feedback
         self._states: dict[nn.Parameter, dict[str, Any]] = {}  # before the step, of all parameters
-        self._lengths = replace(opt._length), replace(opt._rest_length)  # before the step
+        self._lengths = replace(opt._length), replace(opt._distance)  # before the step
 
     def __enter__(self) -> Step:
         return self
@@ -78,7 +78,7 @@ class Step:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.undo()
-            self.opt._length, self.opt._rest_length = self._lengths
+            self.opt._length, self.opt._distance = self._lengths
 
     # -- collect -----------------------------------------------------------------------------------------------------
 
@@ -206,8 +206,9 @@ class Step:
         opt, recording, peers = self.opt, self.recording, self.peers
         assert recording is not None
         self.displacement = Displacement(self._is_chain(recording), once=not opt.diagnostics)
+        memory = (opt._length.memory, watches_slope(self)) if opt.form.scale_free else None
         (p_h, p_x), self.value = opt.form.start(
-            self.passes, recording, self.displacement, fraction, self.sample_losses, peers
+            self.passes, recording, self.displacement, fraction, self.sample_losses, peers, memory
         )
         self.stages = []
         for t, (record, settings) in enumerate(
@@ -227,11 +228,10 @@ class Step:
             )  # fmt: skip
             record.free()
         del p_h, p_x, at_input  # the stages have them, and free them on the way
-        slope = slope_of_last_update(self) if opt.form.scale_free else None
         own = recording.batch_size if peers.alone else peers.batch(recording.batch_size)
         self.policies = backward_pass(self.stages, self.value, opt.curvature, float(own) if opt.form.mean else 1.0)
         if isinstance(self.value, ScaleFree):
-            choose_fraction(self, self.value, fraction, slope)
+            choose_fraction(self, self.value, fraction)
         if opt.diagnostics:
             opt.report.predicted = predicted_change(self.stages, self.value, self.policies)
 

@@ -89,10 +89,12 @@ class ValueForm:
         fraction: float = 1.0,
         losses: Tensor | None = None,
         peers: Peers = ALONE,
+        memory: tuple[float, bool] | None = None,
     ) -> tuple[Columns, ValueFunction]:
         """V_x and V_xx at the outputs, and the cotangents that the recursion runs along.
 
-        `fraction` of each sample's loss is to be removed; `losses` are the samples' losses, where known.
+        `fraction` of each sample's loss is to be removed; `losses` are the samples' losses, where known; `memory` is
+        that of `ScaleFree`: the factor of the last update, and whether to look at the slope along it.
         """
         p_h = [[r.p_h for r in recording.layers if r.p_h is not None]]
         p_x = [[r.p_x for r in recording.layers]]
@@ -102,7 +104,7 @@ class ValueForm:
             if self.scale_free:
                 if losses is None:
                     losses = per_sample(recognised_losses(recording, self.mean))
-                return (p_h, p_x), ScaleFree(losses, displacement, peers)
+                return (p_h, p_x), ScaleFree(losses, displacement, peers, *(memory or ()))
             L = self._curvature(recording, p_h[0][-1], losses, peers)
             if self.value == "outer":
                 return (p_h, p_x), Outer(L, along_gradient=True, guard=self.guard, displacement=displacement)

@@ -21,7 +21,8 @@ from ddpnopt._value import ValueForm
 from ddpnopt.checkpoint import STATE_KEY, check_state, state_header
 from ddpnopt.curvature.base import Curvature
 from ddpnopt.curvature.names import curvature_of
-from ddpnopt.ddp.step_length import RestLength, StepLength
+from ddpnopt.ddp.distance import Distance
+from ddpnopt.ddp.step_length import StepLength
 from ddpnopt.ddp.terminal import TerminalOption
 from ddpnopt.errors import ModelError, NonFiniteError, OptionError, StepError
 from ddpnopt.report import Report
@@ -185,7 +186,7 @@ class DDPNOpt(HookedOptimizer):
         self.data_parallel = data_parallel
         self.report = Report()
         self.steps, self.samples = 0, 0  # taken and seen so far
-        self._length, self._rest_length = StepLength(), RestLength()  # of steps without a learning rate
+        self._length, self._distance = StepLength(), Distance()  # of steps without a learning rate
         self._uses_losses = diagnostics or self.form.uses_losses
         self._warned_of_loss = False
         self._chains: dict[tuple[Any, ...], bool] = {}  # whether a sequence of layers is a chain, by signature
@@ -312,7 +313,7 @@ class DDPNOpt(HookedOptimizer):
         in_use = self._averaging is not None and self._averaging.in_use
         counts: dict[str, Any] = {"steps": self.steps, "samples": self.samples, "averages_in_use": in_use}
         if self.form.scale_free:
-            counts["step_length"], counts["rest_length"] = self._length.state(), self._rest_length.state()
+            counts["step_length"], counts["distance"] = self._length.state(), self._distance.state()
         return {**super().state_dict(), STATE_KEY: {**state_header(type(self.curvature).__name__), **counts}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -321,7 +322,7 @@ class DDPNOpt(HookedOptimizer):
         found = state_dict.get(STATE_KEY, {})
         self.steps, self.samples = found.get("steps", 0), found.get("samples", 0)
         self._length = StepLength(**found.get("step_length", {}))
-        self._rest_length = RestLength(**found.get("rest_length", {}))
+        self._distance = Distance(**found.get("distance", {}))
         if self.form.scale_free and "step_length" not in found:  # saved with a learning rate: start again from 1
             for group in self.param_groups:
                 group["lr"] = 1.0
