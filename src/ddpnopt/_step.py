@@ -239,7 +239,7 @@ class Step:
         """Whether each layer reads only the layer before it; found out once for each sequence of layers."""
         chains, key = self.opt._chains, recording.signature
         if key not in chains:
-            several = any(len(record.uses) > 1 for record in recording.layers)
+            several = any(len(record.uses) > 1 or record.later is not None for record in recording.layers)
             chains[key] = not several and all(
                 probe.off_chain(recording) is None for probe in self.passes.probes(recording)
             )

@@ -7,6 +7,7 @@ replayed with a callback at each layer (`Playback`).
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from ddpnopt._distributed import active_wrapper
 from ddpnopt.errors import ModelError
 from ddpnopt.linear.convolution import Conv
+from ddpnopt.trace.fused import Fused, Interception
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import (
     Arrivals,
@@ -72,7 +74,7 @@ def _source_of(h: Tensor) -> tuple[Tensor, Tensor]:
 class _Hook:
     """A hook that is not copied or pickled with the model, and that ends with its capture."""
 
-    def __init__(self, capture: Capture, method: str, model_layer: ModelLayer | None) -> None:
+    def __init__(self, capture: Capture, method: str, model_layer: ModelLayer | Fused | None) -> None:
         self.capture, self.method, self.model_layer = weakref.ref(capture), method, model_layer
 
     def __call__(self, *args: Any) -> Any:
@@ -84,7 +86,8 @@ class _Hook:
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def _between_graphs(self, *args: Any) -> Any:
         """Keep torch.compile from tracing the hook; this costs some microseconds, so only there."""
-        return self(*args)
+        # a compiled graph calls fused functions that cannot be replaced
+        return None if isinstance(self.model_layer, Fused) else self(*args)
 
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
         return _nothing
@@ -158,6 +161,11 @@ class Capture(Playback):
             before, after = _Hook(self, "_before", model_layer), _Hook(self, "_after", model_layer)
             self._handles.append(model_layer.module.register_forward_pre_hook(before, with_kwargs=True))
             self._handles.append(model_layer.module.register_forward_hook(after, prepend=True, always_call=True))
+        self._interceptions = threading.local()  # micro-batches replay in threads of their own
+        for each in {each.part_of: None for each in layers if each.part_of is not None}:
+            enter, leave = _Hook(self, "_enter", each), _Hook(self, "_leave", each)
+            self._handles.append(each.module.register_forward_pre_hook(enter))
+            self._handles.append(each.module.register_forward_hook(leave, prepend=True, always_call=True))
 
     def _take_over(self, model_layer: ModelLayer) -> None:
         """The newest optimizer of a layer is the one that records it."""
@@ -224,6 +232,24 @@ class Capture(Playback):
             p.requires_grad = True
         self._without_grad = []
 
+    def _enter(self, fused: Fused, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Let the module run as pieces with hooks, in a pass that is recorded, recomputed or replayed."""
+        if Playback.replays:
+            wanted = self._visitor is not None
+        else:
+            recomputed = bool(self._skipped) and torch._C._current_graph_task_id() != -1
+            wanted = torch.is_grad_enabled() and (self._running is not None or recomputed) and not _transformed()
+        if wanted and fused.applies():
+            mode = Interception(fused.replacements())
+            mode.__enter__()  # type: ignore[no-untyped-call]
+            entered = self._interceptions.__dict__.setdefault("entered", [])
+            entered.append((fused, mode))
+
+    def _leave(self, fused: Fused, *_: Any) -> None:
+        entered = self._interceptions.__dict__.get("entered")
+        if entered and entered[-1][0] is fused:
+            entered.pop()[1].__exit__(None, None, None)
+
     def _before(self, model_layer: ModelLayer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = args[0] if args else next(iter(kwargs.values()))
         if Playback.replays:
@@ -255,6 +281,7 @@ class Capture(Playback):
             )
         model_layer.refresh()
         record = LayerRecord(model_layer, x.detach(), x._version, recomputed=_checkpointed(), uses=[use])
+        record.span = getattr(module, "span", None)
         recording.layers.append(record)
         self._skip_grads(model_layer)
         record.skipped = bool(self._without_grad)

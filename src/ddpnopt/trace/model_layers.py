@@ -15,7 +15,10 @@ from ddpnopt.linear.elementwise import ScaleShift
 from ddpnopt.linear.layer import Layer
 from ddpnopt.linear.linear import Linear
 from ddpnopt.linear.lookup import Lookup
+from ddpnopt.trace.attention import Attention
+from ddpnopt.trace.fused import Fused, Piece
 from ddpnopt.trace.norms import describe_norm, normalised
+from ddpnopt.trace.recurrent import Recurrent, RecurrentCell
 
 _CONVOLUTIONS: dict[Any, int] = {nn.Conv1d.forward: 1, nn.Conv2d.forward: 2, nn.Conv3d.forward: 3}
 
@@ -29,7 +32,7 @@ def describe(module: nn.Module) -> Layer | None:
     has_bias = bias is not None and bias.requires_grad
     shape = tuple(weight.shape)
     forward = type(module).forward  # a subclass with a forward of its own may do anything
-    if forward is nn.Linear.forward:
+    if forward in (nn.Linear.forward, Piece.forward):
         return Linear(shape, has_bias)
     if forward is nn.Embedding.forward:
         assert isinstance(module, nn.Embedding)
@@ -60,6 +63,7 @@ class ModelLayer:
     name: str
     module: nn.Module
     layer: Layer
+    part_of: Fused | None = None  # the fused module that this is a piece of
 
     def __post_init__(self) -> None:
         weight = self.module._parameters["weight"]
@@ -78,8 +82,13 @@ class ModelLayer:
 
     @property
     def required(self) -> bool:
-        """Whether it has feedback in every pass; norms and embeddings may be left to the base optimizer."""
-        return isinstance(self.layer, (Linear, Conv))
+        """Whether it has feedback in every pass; norms, embeddings and pieces may be left to the base optimizer."""
+        return self.part_of is None and isinstance(self.layer, (Linear, Conv))
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether its input at one time depends on its output at the time before."""
+        return isinstance(self.module, Piece) and self.module.recurrent
 
     @property
     def reusable(self) -> bool:
@@ -114,28 +123,62 @@ def find_layers(
 ) -> list[ModelLayer]:
     """The layers that get feedback: supported, not excluded, and the only user of weights that are to be trained.
 
-    Linear layers and convolutions, and with `every_kind` also norms and embeddings.
+    Linear layers and convolutions, and with `every_kind` also norms, embeddings and the pieces of fused modules.
     """
     modules = dict(model.named_modules())
     unknown = exclude - modules.keys()
     if unknown:
         raise OptionError(f"exclude: the model has no module {', '.join(sorted(unknown))}.")
     uses = Counter(p for m in modules.values() for p in m._parameters.values() if p is not None)
-    layers = []
+    layers: list[ModelLayer] = []
+    inside: set[nn.Module] = set()  # layers that are pieces of a fused module around them
     for name, module in modules.items():
-        excluded = any(name == e or name.startswith(f"{e}.") for e in exclude)
-        layer = None if excluded else describe(module)
+        if module in inside or any(name == e or name.startswith(f"{e}.") for e in exclude):
+            continue
+        name = name or type(module).__name__
+        whole = fuse(name, module) if every_kind else None
+        if whole is not None:
+            pieces = _pieces(whole)
+            if pieces and all(p in mine and uses[p] == 1 for each in pieces for p in each.parameters):
+                layers += pieces
+                inside.update(whole.pieces.values())
+        layer = describe(module)
         if layer is not None:
-            found = ModelLayer(name or type(module).__name__, module, layer)
+            found = ModelLayer(name, module, layer)
             if (every_kind or found.required) and all(p in mine and uses[p] == 1 for p in found.parameters):
                 layers.append(found)
     if not layers:
         raise ModelError(
             "The model has no layer that DDPNOpt can control: it needs at least one nn.Linear or nn.Conv1d/2d/3d (or, "
-            "with value='batch' or 'outer', a norm or an nn.Embedding) with a trainable weight of its own (not shared, "
-            "not parametrised, not excluded)."
+            "with value='batch' or 'outer', a norm, an nn.Embedding, attention or a recurrent layer) with a trainable "
+            "weight of its own (not shared, not parametrised, not excluded)."
         )
     return layers
+
+
+def fuse(name: str, module: nn.Module) -> Fused | None:
+    """A module that makes a fused call, with its pieces; None for any other."""
+    forward = type(module).forward
+    if forward is nn.MultiheadAttention.forward and isinstance(module, nn.MultiheadAttention):
+        return Attention(name, module)
+    if forward in (nn.LSTM.forward, nn.GRU.forward, nn.RNN.forward) and isinstance(module, nn.RNNBase):
+        plain = not module.proj_size and "weight_hh_l0" in module._parameters  # not parametrised
+        return Recurrent(name, module) if plain else None
+    if forward in (nn.LSTMCell.forward, nn.GRUCell.forward, nn.RNNCell.forward):
+        assert isinstance(module, nn.RNNCellBase)
+        return RecurrentCell(name, module) if "weight_hh" in module._parameters else None
+    return None
+
+
+def _pieces(whole: Fused) -> list[ModelLayer]:
+    """The pieces of a fused module as layers; none if one of them is frozen or parametrised."""
+    found = []
+    for name, piece in whole.pieces.items():
+        layer = describe(piece)
+        if layer is None:
+            return []
+        found.append(ModelLayer(f"{whole.name}.{name}", piece, layer, whole))
+    return found
 
 
 def check_devices(model: nn.Module) -> None:

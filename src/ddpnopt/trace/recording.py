@@ -37,7 +37,8 @@ class LayerRecord:
     p_h_dot_h: Tensor | None = None  # <p_h, h> per sample, for the ledger of `Displacement`; None if h was overwritten
     extra: list[Tensor] | None = None  # gradient of a penalty on the weights, which does not come through the output
     uses: list[int] = field(default_factory=lambda: [0])  # which of the module's calls in this pass
-    later: Tensor | None = None  # the part of x of the later uses, if there are several
+    later: Tensor | None = None  # the part of x that later uses, or times, read
+    span: tuple[int, int] | None = None  # of the outputs that were computed; None: all
     arrivals: int = 0  # gradients that have arrived at p_h
     _h: Tensor | None = None
     _version: int = 0

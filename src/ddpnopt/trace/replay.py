@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from ddpnopt.trace.layer_uses import together
+from ddpnopt.trace.layer_uses import later, together
 from ddpnopt.trace.max_pooling import PlainMaxPooling
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import Recording
@@ -161,7 +161,7 @@ class Playback:
             states = [tape.states(t) for t in range(len(p_h))]
         for record, uses, at_output, at_input in zip(recording.layers, states, p_h, p_x, strict=True):
             record.x, record.p_h, record.p_h_dot_h = together(record.layer, uses), at_output, None
-            record.later = together(record.layer, uses[1:]) if len(uses) > 1 else None
+            record.later = later(record.model_layer, uses)
             record.p_x = at_input if record.model_layer in self.input_gradients else None
 
     def pull_back(

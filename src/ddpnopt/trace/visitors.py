@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt.errors import ModelError
+from ddpnopt.trace.fused import widened
 from ddpnopt.trace.layer_uses import together
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import Recording
@@ -108,6 +109,7 @@ class Tape(Visitor):
         self.layers = [record.model_layer for record in recording.layers]
         self.inputs: list[list[Tensor]] = [[] for _ in self.layers]
         self.hs: list[list[Tensor]] = [[] for _ in self.layers]
+        self.spans: list[list[tuple[int, int] | None]] = [[] for _ in self.layers]
 
     def before(self, layer: ModelLayer, x: Tensor) -> Tensor | None:
         t, use = self.enter(layer)
@@ -122,6 +124,7 @@ class Tape(Visitor):
         if h is None or use is None:
             return None
         self.hs[t].append(h)
+        self.spans[t].append(getattr(layer.module, "span", None))
         return h.clone()  # an in-place activation does not change the handle
 
     def states(self, t: int) -> list[Tensor]:
@@ -151,8 +154,8 @@ class Tape(Visitor):
             )
         at_outputs, through = iter(grads[: len(hs)]), iter(grads[len(hs) :])
         p_h = [
-            together(layer.layer, [next(at_outputs) for _ in uses])
-            for uses, layer in zip(self.hs, self.layers, strict=True)
+            together(layer.layer, [widened(next(at_outputs), span, layer.layer.weight_shape[0]) for span in spans])
+            for spans, layer in zip(self.spans, self.layers, strict=True)
         ]
         return p_h, [None if x is None else next(through) for x in single]
 
