@@ -181,11 +181,13 @@ def matched(fused: nn.Module, by_hand: nn.Module) -> tuple[nn.Module, nn.Module]
 
 Pair = Callable[[], tuple[nn.Module, nn.Module]]
 PAIRS: dict[str, Pair] = {
-    **{f"{kind} attention": lambda kind=kind: matched(Attends(kind), AttendsByHand(kind)) for kind in ("self", "cross", "three")},  # type: ignore[misc]
     "tokens first": lambda: matched(Attends("self", batch_first=False), AttendsByHand("self")),
     "tokens first, cross": lambda: matched(Attends("cross", batch_first=False), AttendsByHand("cross")),
-    **{kind: lambda kind=kind: matched(Recurs(kind), RecursByHand(kind)) for kind in KINDS},  # type: ignore[misc]
-    **{f"{kind}, deep": lambda kind=kind: matched(Recurs(kind, 2, 2), RecursByHand(kind, 2, 2)) for kind in KINDS},  # type: ignore[misc]
     "LSTM, time first": lambda: matched(Recurs("LSTM", 2, 1, batch_first=False), RecursByHand("LSTM", 2, 1)),
-    **{f"{kind} cell": lambda kind=kind: matched(Cells(kind), Cells(kind, by_hand=True)) for kind in KINDS},  # type: ignore[misc]
-}  # fmt: skip
+}
+for _kind in ("self", "cross", "three"):
+    PAIRS[f"{_kind} attention"] = lambda kind=_kind: matched(Attends(kind), AttendsByHand(kind))  # type: ignore[misc]
+for _kind in KINDS:
+    PAIRS[_kind] = lambda kind=_kind: matched(Recurs(kind), RecursByHand(kind))  # type: ignore[misc]
+    PAIRS[f"{_kind}, deep"] = lambda kind=_kind: matched(Recurs(kind, 2, 2), RecursByHand(kind, 2, 2))  # type: ignore[misc]
+    PAIRS[f"{_kind} cell"] = lambda kind=_kind: matched(Cells(kind), Cells(kind, by_hand=True))  # type: ignore[misc]

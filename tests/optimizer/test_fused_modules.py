@@ -96,7 +96,12 @@ def test_recurrent_layers_in_pieces_are_the_layers(kind: Any, options: dict[str,
 
 
 def test_cells_in_pieces_are_the_cells() -> None:
-    for cell in (nn.GRUCell(4, 5), nn.RNNCell(4, 5), nn.RNNCell(4, 5, nonlinearity="relu"), nn.GRUCell(4, 5, bias=False)):
+    for cell in (
+        nn.GRUCell(4, 5),
+        nn.RNNCell(4, 5),
+        nn.RNNCell(4, 5, nonlinearity="relu"),
+        nn.GRUCell(4, 5, bias=False),
+    ):
         compare(cell, torch.randn(6, 4), torch.randn(6, 5))
     compare(nn.LSTMCell(4, 5), torch.randn(6, 4))
 

@@ -97,6 +97,7 @@ class Attention(nn.Module):
         super().__init__()
         self.into = nn.Linear(1, 4)
         self.block = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, dropout=0.0)
+        self.block.self_attn.add_zero_attn = True  # an option that the pieces of attention do not have
         self.out = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:

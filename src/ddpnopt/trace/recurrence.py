@@ -1,8 +1,8 @@
 """The recurrences of LSTM, GRU and RNN over given input gates, and their backward pass through time.
 
-All tensors are time-major: gates of the inputs gx and of the states gh (T, B, gates x H), states (T, B, H). The backward
-pass returns the gradients at the gates of all times at once, which is what the per-sample gradients of the weights
-need, and takes a few small products per time step.
+All tensors are time-major: gates of the inputs gx and of the states gh (T, B, gates x H), states (T, B, H). The
+backward pass returns the gradients at the gates of all times at once, which is what the per-sample gradients of the
+weights need, and takes a few small products per time step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Gates = tuple[Tensor, Tensor]
 
 
 @dataclass
-class Run:
+class Unrolled:
     """A recurrence that has run without a graph."""
 
     h: Tensor  # (T + 1, B, H), from the initial state on
@@ -33,11 +33,11 @@ class Cell(ABC):
     gates: int
 
     @abstractmethod
-    def run(self, gx: Tensor, h0: Tensor, c0: Tensor | None, weight: Tensor, bias: Tensor | None) -> Run:
+    def run(self, gx: Tensor, h0: Tensor, c0: Tensor | None, weight: Tensor, bias: Tensor | None) -> Unrolled:
         """All time steps."""
 
     @abstractmethod
-    def back(self, run: Run, weight: Tensor, dh: Tensor, dc: Tensor | None) -> tuple[Gates, Tensor, Tensor | None]:
+    def back(self, run: Unrolled, weight: Tensor, dh: Tensor, dc: Tensor | None) -> tuple[Gates, Tensor, Tensor | None]:
         """From gradients at h[1:] and at the last c to those at the gates and at the initial states."""
 
 
@@ -52,7 +52,7 @@ class LSTM(Cell):
 
     gates = 4
 
-    def run(self, gx: Tensor, h0: Tensor, c0: Tensor | None, weight: Tensor, bias: Tensor | None) -> Run:
+    def run(self, gx: Tensor, h0: Tensor, c0: Tensor | None, weight: Tensor, bias: Tensor | None) -> Unrolled:
         assert c0 is not None
         T, H = len(gx), h0.shape[-1]
         h, c, W = _states(h0, T), _states(c0, T), weight.T
@@ -65,9 +65,9 @@ class LSTM(Cell):
             i, f, g, o = now.chunk(4, 1)
             torch.mul(f, c[t], out=c[t + 1]).addcmul_(i, g)
             torch.tanh(c[t + 1], out=h[t + 1]).mul_(o)
-        return Run(h, c, [acts])
+        return Unrolled(h, c, [acts])
 
-    def back(self, run: Run, weight: Tensor, dh: Tensor, dc: Tensor | None) -> tuple[Gates, Tensor, Tensor | None]:
+    def back(self, run: Unrolled, weight: Tensor, dh: Tensor, dc: Tensor | None) -> tuple[Gates, Tensor, Tensor | None]:
         assert run.c is not None
         (acts,) = run.kept
         i, f, g, o = acts.chunk(4, -1)
@@ -93,7 +93,7 @@ class GRU(Cell):
 
     gates = 3
 
-    def run(self, gx: Tensor, h0: Tensor, c0: Tensor | None, weight: Tensor, bias: Tensor | None) -> Run:
+    def run(self, gx: Tensor, h0: Tensor, c0: Tensor | None, weight: Tensor, bias: Tensor | None) -> Unrolled:
         T, H = len(gx), h0.shape[-1]
         h, W = _states(h0, T), weight.T
         acts, from_h = torch.empty_like(gx), gx.new_empty(*gx.shape[:-1], H)
@@ -103,9 +103,9 @@ class GRU(Cell):
             from_h[t] = gh[:, 2 * H :]
             n = torch.addcmul(gx[t, :, 2 * H :], rz[:, :H], from_h[t], out=acts[t, :, 2 * H :]).tanh_()
             torch.lerp(n, h[t], rz[:, H:], out=h[t + 1])
-        return Run(h, None, [acts, from_h])
+        return Unrolled(h, None, [acts, from_h])
 
-    def back(self, run: Run, weight: Tensor, dh: Tensor, dc: Tensor | None) -> tuple[Gates, Tensor, Tensor | None]:
+    def back(self, run: Unrolled, weight: Tensor, dh: Tensor, dc: Tensor | None) -> tuple[Gates, Tensor, Tensor | None]:
         acts, from_h = run.kept
         r, z, n = acts.chunk(3, -1)
         at_n = (1 - z) * (1 - n.square())
@@ -132,16 +132,16 @@ class RNN(Cell):
     relu: bool = False
     gates = 1
 
-    def run(self, gx: Tensor, h0: Tensor, c0: Tensor | None, weight: Tensor, bias: Tensor | None) -> Run:
+    def run(self, gx: Tensor, h0: Tensor, c0: Tensor | None, weight: Tensor, bias: Tensor | None) -> Unrolled:
         h, W = _states(h0, len(gx)), weight.T
         if bias is not None:
             gx = gx + bias
         for t in range(len(gx)):
             now = torch.addmm(gx[t], h[t], W, out=h[t + 1])
             _ = now.relu_() if self.relu else now.tanh_()
-        return Run(h, None, [])
+        return Unrolled(h, None, [])
 
-    def back(self, run: Run, weight: Tensor, dh: Tensor, dc: Tensor | None) -> tuple[Gates, Tensor, Tensor | None]:
+    def back(self, run: Unrolled, weight: Tensor, dh: Tensor, dc: Tensor | None) -> tuple[Gates, Tensor, Tensor | None]:
         h = run.h[1:]
         slopes = (h > 0).to(h.dtype) if self.relu else 1 - h.square()
         found, at_h = torch.empty_like(slopes), dh[-1]
@@ -159,7 +159,7 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, cell: Cell, run: Run, weight: Tensor, gx: Tensor, gh: Tensor, h0: Tensor, c0: Tensor | None
+        ctx: Any, cell: Cell, run: Unrolled, weight: Tensor, gx: Tensor, gh: Tensor, h0: Tensor, c0: Tensor | None
     ) -> tuple[Tensor, ...]:
         ctx.cell, ctx.run, ctx.has_c = cell, run, c0 is not None
         ctx.save_for_backward(weight)  # which must not change before the backward pass
