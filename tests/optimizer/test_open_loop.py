@@ -14,8 +14,15 @@ from optimizer_networks import distance, train, twins, vectors, weights
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt, OpenLoopWarning
+from ddpnopt.trace import loose
 
 QUIET = pytest.mark.filterwarnings("ignore::ddpnopt.OpenLoopWarning")
+
+
+@pytest.fixture(autouse=True)
+def _explicit_gradients_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters that belong to no layer are left to the base optimizer, as large ones are."""
+    monkeypatch.setattr(loose, "LARGEST", 0)
 
 
 class OwnNorm(nn.LayerNorm):

@@ -45,6 +45,14 @@ class Piece(nn.Module):
             self.span = None
 
 
+class Holder(nn.Module):
+    """Stands for a parameter that belongs to no layer; it is not part of the model."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+
 def widened(p: Tensor, span: tuple[int, int] | None, outputs: int) -> Tensor:
     """Gradients at some of the outputs of a piece as gradients at all of them."""
     return p if span is None else F.pad(p, (span[0], outputs - span[1]))

@@ -65,15 +65,20 @@ def _keep(record: LayerRecord, batch: int) -> bool:
     x = record.x
     record.x = record.model_layer.state_of(x)
     record.x_version = record.x._version
-    if not x.dim() or not len(x) == record.h_shape[0] == batch or _positions(x):
+    if not x.dim() or not len(x) == record.h_shape[0] == batch or positions(x):
         leave(record)
         return False
     return True
 
 
-def _positions(x: Tensor) -> bool:
+def positions(x: Tensor) -> bool:
     """Whether ids count up: these are the positions in a sequence, which all samples share."""
     return x.dim() == 1 and len(x) > 1 and not x.is_floating_point() and bool((x.diff() == 1).all())
+
+
+def shared(ids: Tensor, samples: int) -> bool:
+    """Whether the ids of an embedding are the same for all samples: positions, or one row of ids."""
+    return positions(ids) or (ids.dim() > 1 and len(ids) == 1 < samples)
 
 
 def leave(record: LayerRecord) -> None:

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from ddpnopt.errors import ModelError, OptionError
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.elementwise import ScaleShift
+from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import Layer
 from ddpnopt.linear.linear import Linear
 from ddpnopt.linear.lookup import Lookup
 from ddpnopt.trace.attention import Attention
-from ddpnopt.trace.fused import Fused, Piece
+from ddpnopt.trace.fused import Fused, Holder, Piece
 from ddpnopt.trace.norms import describe_norm, normalised
 from ddpnopt.trace.recurrent import Recurrent, RecurrentCell
 
@@ -153,7 +154,26 @@ def find_layers(
             "with value='batch' or 'outer', a norm, an nn.Embedding, attention or a recurrent layer) with a trainable "
             "weight of its own (not shared, not parametrised, not excluded)."
         )
-    return layers
+    return [*layers, *_loose(modules, layers, mine, exclude)] if every_kind else layers
+
+
+def _loose(
+    modules: dict[str, nn.Module], layers: list[ModelLayer], mine: set[nn.Parameter], exclude: frozenset[str]
+) -> list[ModelLayer]:
+    """The parameters that belong to no layer, each as a control of its own."""
+    done = {p for layer in layers for p in layer.parameters}
+    found = []
+    for name, module in modules.items():
+        special = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and describe(module) is None
+        excluded = any(name == e or name.startswith(f"{e}.") for e in exclude)
+        for own, p in module._parameters.items():
+            if p is None or p in done or p not in mine or not p.requires_grad or nn.parameter.is_lazy(p):
+                continue
+            done.add(p)
+            if not special and not excluded and p.numel():
+                full = f"{name}.{own}" if name else own
+                found.append(ModelLayer(full, Holder(p), Given(tuple(p.shape))))
+    return found
 
 
 def fuse(name: str, module: nn.Module) -> Fused | None:
