@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +17,51 @@ from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import Layer
 from ddpnopt.linear.linear import Linear
 from ddpnopt.linear.lookup import Lookup
+from ddpnopt.linear.transposed import TransposedLinear
 from ddpnopt.trace.attention import Attention
 from ddpnopt.trace.fused import Fused, Holder, Piece
 from ddpnopt.trace.norms import describe_norm, normalised
 from ddpnopt.trace.recurrent import Recurrent, RecurrentCell
 
 _CONVOLUTIONS: dict[Any, int] = {nn.Conv1d.forward: 1, nn.Conv2d.forward: 2, nn.Conv3d.forward: 3}
+
+
+Describe = Callable[[nn.Module], Layer | None]
+_REGISTERED: dict[type[nn.Module], Describe] = {}
+
+
+def register_layer(kind: type[nn.Module], describe: Describe) -> None:
+    """Give a module class of your own feedback like a layer of `torch.nn`.
+
+    Args:
+        kind: the class; subclasses with a forward of their own are not included. It takes one tensor, (B, …), and has
+            a parameter `weight`, and perhaps `bias`, which nothing but its forward uses.
+        describe: from a module of this class to its map, for example `Linear(tuple(m.weight.shape), bias=True)`, or
+            None for a module that is not to have feedback.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise OptionError(f"register_layer takes a subclass of nn.Module, not {kind!r}.")
+    _REGISTERED[kind] = describe
+
+
+def _registered(module: nn.Module) -> Describe | None:
+    """What was registered for the class that the module's forward comes from."""
+    return next((_REGISTERED[k] for k in type(module).__mro__ if k in _REGISTERED and _same_forward(module, k)), None)
+
+
+def _same_forward(module: nn.Module, kind: type[nn.Module]) -> bool:
+    return type(module).forward is kind.forward
+
+
+def _from_libraries(module: nn.Module, shape: tuple[int, ...], has_bias: bool) -> Layer | None:
+    """Linear layers of other libraries, which need not be installed."""
+    forward = type(module).forward
+    name = f"{forward.__module__}.{forward.__qualname__}"
+    if name in ("transformers.pytorch_utils.Conv1D.forward", "transformers.modeling_utils.Conv1D.forward"):
+        return TransposedLinear(shape, has_bias)
+    if name == "torch_geometric.nn.dense.linear.Linear.forward":
+        return Linear(shape, has_bias)
+    return None
 
 
 def describe(module: nn.Module) -> Layer | None:
@@ -32,6 +72,9 @@ def describe(module: nn.Module) -> Layer | None:
     bias = module._parameters.get("bias")
     has_bias = bias is not None and bias.requires_grad
     shape = tuple(weight.shape)
+    registered = _registered(module) if _REGISTERED else None
+    if registered is not None:
+        return registered(module)
     forward = type(module).forward  # a subclass with a forward of its own may do anything
     if forward in (nn.Linear.forward, Piece.forward):
         return Linear(shape, has_bias)
@@ -40,7 +83,7 @@ def describe(module: nn.Module) -> Layer | None:
         plain = not module.sparse and module.max_norm is None and not module.scale_grad_by_freq
         return Lookup(shape, module.padding_idx) if plain else None
     if forward not in _CONVOLUTIONS:
-        return describe_norm(module, weight, has_bias)
+        return describe_norm(module, weight, has_bias) or _from_libraries(module, shape, has_bias)
     assert isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
     ends: list[int] = module._reversed_padding_repeated_twice  # F.pad's order
     symmetric = all(lo == hi for lo, hi in zip(ends[::2], ends[1::2], strict=True))
