@@ -119,8 +119,8 @@ class Parameters:
         if new:
             self._warned.update(new)
             warn_user(
-                f"Updated by the base optimizer, without feedback: {', '.join(new)}. Feedback is for linear "
-                "layers, convolutions, norms and embeddings that run in model(...) and share no weight.",
+                f"Updated by the base optimizer, without feedback: {', '.join(new)}. The gradients of the "
+                "samples could not be found in model(...): see 'Architectures' in the documentation for what is supported.",
                 OpenLoopWarning,
             )
 
