@@ -120,7 +120,7 @@ class Parameters:
             self._warned.update(new)
             warn_user(
                 f"Updated by the base optimizer, without feedback: {', '.join(new)}. The gradients of the "
-                "samples could not be found in model(...): 'Architectures' in the documentation says what is supported.",
+                "samples could not be found in model(...): 'Architectures' in the docs says what is supported.",
                 OpenLoopWarning,
             )
 
