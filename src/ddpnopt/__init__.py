@@ -16,6 +16,7 @@ from ddpnopt.errors import (
 )
 from ddpnopt.optimizer import DDPNOpt
 from ddpnopt.report import Report
+from ddpnopt.trace.model_layers import register_layer
 
 __version__ = "0.1.0"
 
@@ -37,4 +38,5 @@ __all__ = [
     "Report",
     "StepError",
     "UncertainLossWarning",
+    "register_layer",
 ]

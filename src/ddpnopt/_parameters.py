@@ -117,8 +117,8 @@ class Parameters:
         if new:
             self._warned.update(new)
             warn_user(
-                f"Updated by the base optimizer, without feedback: {', '.join(new)}. Feedback is for linear "
-                "layers, convolutions, norms and embeddings that run in model(...) and share no weight.",
+                f"Updated by the base optimizer, without feedback: {', '.join(new)}. The gradients of the "
+                "samples could not be found in model(...): 'Architectures' in the docs says what is supported.",
                 OpenLoopWarning,
             )
 

@@ -29,6 +29,7 @@ from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
 from ddpnopt.ddp.value import ScaleFree, ValueFunction
 from ddpnopt.errors import StepError
+from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import add
 from ddpnopt.trace.micro_batches import MicroBatches, join
 from ddpnopt.trace.model_layers import ModelLayer
@@ -239,7 +240,9 @@ class Step:
         """Whether each layer reads only the layer before it; found out once for each sequence of layers."""
         chains, key = self.opt._chains, recording.signature
         if key not in chains:
-            several = any(len(record.uses) > 1 for record in recording.layers)
+            several = any(
+                len(r.uses) > 1 or r.later is not None or isinstance(r.layer, Given) for r in recording.layers
+            )
             chains[key] = not several and all(
                 probe.off_chain(recording) is None for probe in self.passes.probes(recording)
             )

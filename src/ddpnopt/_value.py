@@ -18,6 +18,7 @@ from ddpnopt.ddp.stage import Displacement
 from ddpnopt.ddp.value import Batch, Blocks, Factored, Full, Outer, ScaleFree, ValueFunction
 from ddpnopt.ddp.value.blocks import LARGEST
 from ddpnopt.errors import ModelError, OptionError, UncertainLossWarning
+from ddpnopt.linear.given import Given
 from ddpnopt.trace.recording import Recording
 from ddpnopt.trace.replay import AtLayer
 from ddpnopt.trace.visitors import Probe
@@ -221,7 +222,7 @@ def recognised_losses(recording: Recording, mean: bool, total: float | None = No
     dtype = recording.layers[0].parameters[0].dtype
     found = [(z, q, _narrow(recording.outputs[k], recording.q[k])) for k, z, q in outputs_with_gradient(recording)]
     if not found:
-        last = recording.layers[-1]
+        last = [record for record in recording.layers if not isinstance(record.layer, Given)][-1]
         assert last.p_h is not None
         z, q = last.model_layer.output(last.x.to(dtype)), last.p_h.to(dtype)
         found = [(z, q, _narrow(last.x, last.p_h))]

@@ -54,9 +54,9 @@ class DDPNOpt(HookedOptimizer):
     An option that has no effect with the chosen form is refused.
 
     Args:
-        model: any `nn.Module`. Its `nn.Linear` and `nn.Conv1d/2d/3d` layers get feedback; other parameters are updated
-            by the base optimizer, open loop. With value="batch" and "outer", and a curvature that treats each parameter
-            alone, the scale and shift of layer, group, batch and RMS norms and `nn.Embedding` get feedback, too.
+        model: any `nn.Module`. Its `nn.Linear` and `nn.Conv1d/2d/3d` layers get feedback; with value="batch" and
+            "outer", and a curvature that treats each parameter alone, so do norms, embeddings, attention, recurrent
+            layers and parameters that belong to no layer. The base optimizer updates all others, open loop.
         lr: leave it out: each step then finds its own length, independent of all scales (`ddpnopt.ddp.step_length`);
             a scheduler acts on a factor that starts at 1. Given, it is eta of Q_uu = M / eta: for value="batch" the
             inverse of a fixed damping, for the other forms the learning rate that their base optimizers need.

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,10 +15,14 @@ from torch.utils._pytree import tree_leaves
 
 from ddpnopt.errors import ModelError, StepError
 from ddpnopt.linear.convolution import Conv
+from ddpnopt.linear.given import Given
 from ddpnopt.linear.lookup import Lookup
 from ddpnopt.trace.backward_root import backward_root
 from ddpnopt.trace.layer_uses import settle
 from ddpnopt.trace.model_layers import ModelLayer
+
+if TYPE_CHECKING:
+    from ddpnopt.trace.loose import Uses
 
 EMPTY = torch.empty(0)
 
@@ -39,7 +43,8 @@ class LayerRecord:
     p_h_dot_h: Tensor | None = None  # <p_h, h> per sample, for the ledger of `Displacement`; None if h was overwritten
     extra: list[Tensor] | None = None  # gradient of a penalty on the weights, which does not come through the output
     uses: list[int] = field(default_factory=lambda: [0])  # which of the module's calls in this pass
-    later: Tensor | None = None  # the part of x of the later uses, if there are several
+    later: Tensor | None = None  # the part of x that later uses, or times, read
+    span: tuple[int, int] | None = None  # of the outputs that were computed; None: all
     arrivals: int = 0  # gradients that have arrived at p_h
     _h: Tensor | None = None
     _version: int = 0
@@ -76,6 +81,7 @@ class Recording:
     positions: list[int] = field(default_factory=list)  # of those outputs among all floating ones
     backwards: int = 0  # how many backward passes have come through
     parts: list[Recording] = field(default_factory=list)  # the micro-batches that this one was joined from
+    loose: Uses | None = None  # the uses of parameters that belong to no layer
     # known after `finish`
     batch_size: int = 0
     used_outputs: list[int] = field(default_factory=list)  # with a gradient and the batch in dimension 0
@@ -87,6 +93,25 @@ class Recording:
 
     def __post_init__(self) -> None:
         self._inputs = [(t, t._version) for t in leaves((self.args, self.kwargs)) if isinstance(t, Tensor)]
+
+    def samples(self) -> int:
+        """The number of samples, as far as it is known in the middle of the forward pass."""
+        for record in self.layers:
+            if record.x.dim() and record.x.numel():
+                return len(record.x)
+        return next((len(t) for t, _ in self._inputs if t.dim() and len(t)), 1)
+
+    def add_loose(self) -> None:
+        """Give the parameters that belong to no layer the gradients of their uses."""
+        if self.loose is None:
+            return
+        found, B = self.loose.gradients(), self.samples()
+        for record in self.layers:
+            p = found.get(record.model_layer.weight)
+            if isinstance(record.layer, Given) and p is not None:
+                record.p_h, record.x = p, p.new_ones(B, 1)
+                record.h_shape, record.x_version = p.shape, record.x._version
+        self.loose = None
 
     def finish(self) -> None:
         """Called before a step: what follows from all layers and outputs together."""
@@ -192,6 +217,7 @@ class Arrivals:
                 "arrived so far."
             )
         for recording in found:
+            recording.add_loose()
             recording.layers = settle([r for r in recording.layers if r.p_h is not None])
             recording.check()
             recording.finish()

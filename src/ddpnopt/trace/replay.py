@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from ddpnopt.trace.layer_uses import together
+from ddpnopt.linear.given import Given
+from ddpnopt.trace.layer_uses import later, together
+from ddpnopt.trace.loose import Touch, Uses, Watch
 from ddpnopt.trace.max_pooling import PlainMaxPooling
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import Recording
@@ -43,6 +45,7 @@ class Playback:
         self._visitor: Visitor | None = None
         self._images = any(len(each.layer.weight_shape) == 4 for each in layers)  # whether there may be pooling
         self._modules = {each.module for each in layers}
+        self._loose = {each.weight: each for each in layers if isinstance(each.layer, Given)}
         self._with_buffers = [m for m in model.modules() if m._buffers]
 
     @contextmanager
@@ -62,6 +65,12 @@ class Playback:
             set_rng_state(current, recording.device)
             self._visitor = None
             Playback.replays -= 1
+
+    def _has_loose(self, recording: Recording) -> bool:
+        return bool(self._loose) and any(isinstance(record.layer, Given) for record in recording.layers)
+
+    def _touching(self, visitor: Visitor) -> Touch:
+        return lambda p: visitor.touch(self._loose[p])
 
     @contextmanager
     def buffers_kept(self) -> Iterator[None]:
@@ -91,7 +100,8 @@ class Playback:
         pooling = PlainMaxPooling() if self._images else nullcontext()
         if modules is None:
             visitor = Visitor(recording, control, observe)
-            with torch.no_grad(), self._conditions_of(recording, visitor), pooling:
+            watch = Watch(self._loose, self._touching(visitor)) if self._has_loose(recording) else nullcontext()
+            with torch.no_grad(), self._conditions_of(recording, visitor), pooling, watch:
                 self.model(*recording.args, **recording.kwargs)
             visitor.check(recording)
             return visitor.outputs
@@ -148,8 +158,11 @@ class Playback:
     def _taped(self, recording: Recording) -> Iterator[Tape]:
         """The forward pass with a graph; the backward pass must come before the buffers, which norms use, are reset."""
         tape = Tape(recording)
+        if self._has_loose(recording):
+            tape.loose = Uses(self._loose, self._touching(tape), lambda: recording.batch_size, kept=True)
         with torch.enable_grad(), self._conditions_of(recording, tape):
-            self.model(*recording.args, **recording.kwargs)
+            with nullcontext() if tape.loose is None else tape.loose:
+                self.model(*recording.args, **recording.kwargs)
             tape.check(recording)
             yield tape
 
@@ -161,7 +174,7 @@ class Playback:
             states = [tape.states(t) for t in range(len(p_h))]
         for record, uses, at_output, at_input in zip(recording.layers, states, p_h, p_x, strict=True):
             record.x, record.p_h, record.p_h_dot_h = together(record.layer, uses), at_output, None
-            record.later = together(record.layer, uses[1:]) if len(uses) > 1 else None
+            record.later = later(record.model_layer, uses)
             record.p_x = at_input if record.model_layer in self.input_gradients else None
 
     def pull_back(
