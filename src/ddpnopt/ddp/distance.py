@@ -41,7 +41,9 @@ class Distance:
         for p, g, state in zip(parameters, gradients, states, strict=True):
             if "origin" not in state:
                 zeros = torch.zeros_like(p)
-                state.update(origin=p.clone(), exp_avg=zeros, exp_avg_sq=zeros, weighted_sum=zeros, joined=self.steps - 1)
+                state.update(
+                    origin=p.clone(), exp_avg=zeros, exp_avg_sq=zeros, weighted_sum=zeros, joined=self.steps - 1
+                )
             way += float((g * (state["origin"] - p)).sum())
             # entries are replaced, never changed in place, so that a failed step can be undone
             state["exp_avg"] = FIRST * state["exp_avg"] + (1 - FIRST) * self.d * g
