@@ -1,7 +1,7 @@
 """Adam without a learning rate, for parameters without feedback: the length of a step follows from the way travelled.
 
-With x_0 the initial parameters and g_k the gradients, a convex loss obeys sum <g_k, x_0 - x_k> <= D |sum g_k|, where D is
-the distance from x_0 to the solution: the left side over the right is a lower bound d of it, which only grows. Adam
+With x_0 the initial parameters and g_k the gradients, a convex loss obeys sum <g_k, x_0 - x_k> <= D |sum g_k|, where D
+is the distance from x_0 to the solution: the left side over the right is a lower bound d of it, which only grows. Adam
 with d as its learning rate is the method Prodigy (Mishchenko and Defazio, 2023). Here d starts from a share of the
 parameters' own size, so that nothing depends on their unit, and gradients enter divided by their running size: a
 loss that is multiplied by a number gives the same steps.

@@ -41,7 +41,7 @@ def _scalar(arguments: dict[str, Any]) -> Tensor | None:
     roots = [roots] if isinstance(roots, Tensor) else list(roots or ())
     if len(roots) != 1 or not isinstance(roots[0], Tensor) or roots[0].numel() != 1:
         return None
-    gradient = arguments.get("grad_tensors")
-    gradient = gradient[0] if isinstance(gradient, (tuple, list)) and gradient else gradient
+    given: Any = arguments.get("grad_tensors")
+    gradient = given[0] if isinstance(given, (tuple, list)) and given else given
     root = roots[0].detach()
-    return root if gradient is None else root * gradient.detach()
+    return root * gradient.detach() if isinstance(gradient, Tensor) else root

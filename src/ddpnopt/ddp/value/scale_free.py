@@ -188,7 +188,7 @@ class ScaleFree(Batch):
 def _penalty_step(stage: Stage) -> Parts | None:
     """The step down the stage cost alone, -(eta / damping) l_u, at most to zero: None without one.
 
-    With s = eta / damping of the step before (1 / s is the curvature that damping adds to each weight) and l_u = lambda u
+    With s = eta / damping of the step before, 1 / s the curvature that damping adds to each weight, and l_u = lambda u
     it is u s lambda / (1 + s lambda), which does not overshoot for any lambda.
     """
     rate = stage.state.get("penalty_rate", 0.0)
