@@ -17,6 +17,7 @@ from ddpnopt.errors import (
 )
 from ddpnopt.optimizer import DDPNOpt
 from ddpnopt.report import Report
+from ddpnopt.trace.model_layers import register_layer
 
 __version__ = "0.1.0"
 
@@ -39,4 +40,5 @@ __all__ = [
     "StepError",
     "TrainingWarning",
     "UncertainLossWarning",
+    "register_layer",
 ]

@@ -12,6 +12,7 @@ from ddpnopt._checks import listed, require, warn_user
 from ddpnopt._distributed import Peers
 from ddpnopt.curvature.base import Curvature, Seen
 from ddpnopt.curvature.diagonal import Adam
+from ddpnopt.ddp.distance import Distance
 from ddpnopt.ddp.sweep import descend
 from ddpnopt.errors import OpenLoopWarning, OptionError
 from ddpnopt.linear.layer import Layer, Parts
@@ -19,9 +20,6 @@ from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord
 
 GroupDict = dict[str, Any]
-DECAY = 0.95  # of the running mean squares of `update_relative`
-QUIET = 1e-3  # floor of their roots, relative to the mean
-LEAST_SIZE = 1e-2  # root mean square of a parameter: one that starts at zero can leave it
 OPEN_LOOP_LR = 1e-3  # of Adam, for parameters without feedback next to value="batch"
 
 
@@ -122,8 +120,8 @@ class Parameters:
                 f"Updated by the base optimizer, without feedback: {listed(new)}."
                 + (
                     why
-                    or " Feedback is for linear layers, convolutions, norms and embeddings that run in model(...) and "
-                    "share no weight."
+                    or " The gradients of the samples could not be found in model(...): 'Architectures' in the docs "
+                    "says what is supported."
                 ),
                 OpenLoopWarning,
             )
@@ -146,32 +144,16 @@ class Parameters:
                 lr, momentum = OPEN_LOOP_LR, 0.0
             self._update([p], LayerSettings(lr, momentum, l_u, self._state_of([p])), curvature, None, {})
 
-    def update_relative(self, parameters: list[nn.Parameter], relative: float) -> float:
-        """Move parameters without a layer by the same share of their size as the layers; the first-order decrease.
-
-        The direction is the gradient over the root of its running mean square, element by element.
-        """
-        decrease = 0.0
+    def update_by_distance(self, parameters: list[nn.Parameter], distance: Distance) -> None:
+        """Update parameters without feedback next to steps of automatic length."""
         group_of = {p: group for group in self.groups for p in group["params"]}
+        gradients = []
         for p in parameters:
-            state = self.state[p]
             assert p.grad is not None
             decay = group_of[p]["weight_decay"]
-            gradient = p.grad + decay * p.detach() if decay else p.grad
-            step = state["step"] = state.get("step", 0) + 1
-            old = state.get("square_avg")
-            new = gradient.square() * (1 - DECAY)
-            state["square_avg"] = new if old is None else old * DECAY + new
-            mean_square = state["square_avg"] / (1 - DECAY**step)
-            floor = QUIET * mean_square.mean().sqrt()
-            direction = gradient / (mean_square.sqrt() + floor).clamp_min(torch.finfo(p.dtype).tiny)
-            size = max(float(p.detach().square().mean().sqrt()), LEAST_SIZE)
-            length = float(direction.square().mean().sqrt())
-            if length > 0:
-                rate = relative * size / length
-                decrease += rate * float((direction * gradient).sum())
-                p.detach().add_(direction, alpha=-rate)
-        return decrease
+            gradients.append(p.grad + decay * p.detach() if decay else p.grad)
+        factors = [float(group_of[p]["lr"]) for p in parameters]
+        distance.step([p.detach() for p in parameters], gradients, [self.state[p] for p in parameters], factors)
 
     def update_recorded(self, record: LayerRecord, peers: Peers, mean: bool) -> None:
         """Q_ux = 0 (Proposition 1) for a curvature that uses inputs and output gradients: KFAC or EKFAC on `.grad`."""

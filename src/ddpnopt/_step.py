@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
 from ddpnopt._collect import one_recording, why_open_loop
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
-from ddpnopt._step_length import accept_length, choose_fraction, slope_of_last_update, update_rest
+from ddpnopt._step_length import accept_length, choose_fraction, watches_slope
 from ddpnopt._troubles import DEAD_EVERY
 from ddpnopt._value import (
     Losses,
@@ -31,6 +31,7 @@ from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
 from ddpnopt.ddp.value import ScaleFree, ValueFunction
 from ddpnopt.errors import StepError
+from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import add
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
@@ -71,7 +72,7 @@ class Step:
         self.loss_before: float | None = None  # None: nothing to judge the step by
         self.weights_before: dict[nn.Parameter, Tensor] = {}  # before the step, of parameters updated without feedback
         self._states: dict[nn.Parameter, dict[str, Any]] = {}  # before the step, of all parameters
-        self._lengths = replace(opt._length), replace(opt._rest_length)  # before the step
+        self._lengths = replace(opt._length), replace(opt._distance)  # before the step
 
     def __enter__(self) -> Step:
         return self
@@ -79,7 +80,7 @@ class Step:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.undo()
-            self.opt._length, self.opt._rest_length = self._lengths
+            self.opt._length, self.opt._distance = self._lengths
 
     # -- collect -----------------------------------------------------------------------------------------------------
 
@@ -208,8 +209,9 @@ class Step:
         opt, recording, peers = self.opt, self.recording, self.peers
         assert recording is not None
         self.displacement = Displacement(self._is_chain(recording), once=not opt.diagnostics)
+        memory = (opt._length.memory, watches_slope(self)) if opt.form.scale_free else None
         (p_h, p_x), self.value = opt.form.start(
-            self.passes, recording, self.displacement, fraction, self.sample_losses, peers
+            self.passes, recording, self.displacement, fraction, self.sample_losses, peers, memory
         )
         self.stages = []
         for t, (record, settings) in enumerate(
@@ -229,11 +231,10 @@ class Step:
             )  # fmt: skip
             record.free()
         del p_h, p_x, at_input  # the stages have them, and free them on the way
-        slope = slope_of_last_update(self) if opt.form.scale_free else None
         own = recording.batch_size if peers.alone else peers.batch(recording.batch_size)
         self.policies = backward_pass(self.stages, self.value, opt.curvature, float(own) if opt.form.mean else 1.0)
         if isinstance(self.value, ScaleFree):
-            choose_fraction(self, self.value, fraction, slope)
+            choose_fraction(self, self.value, fraction)
         if opt.diagnostics:
             opt.report.predicted = predicted_change(self.stages, self.value, self.policies)
 
@@ -241,7 +242,9 @@ class Step:
         """Whether each layer reads only the layer before it; found out once for each sequence of layers."""
         chains, key = self.opt._chains, recording.signature
         if key not in chains:
-            several = bool(recording.passes) or any(len(record.uses) > 1 for record in recording.layers)
+            several = bool(recording.passes) or any(
+                len(r.uses) > 1 or r.later is not None or isinstance(r.layer, Given) for r in recording.layers
+            )
             chains[key] = not several and all(
                 probe.off_chain(recording) is None for probe in self.passes.probes(recording)
             )
@@ -263,7 +266,7 @@ class Step:
     def apply_open_loop(self) -> None:
         """No layer takes part in this step: all parameters without feedback."""
         if self.opt.form.scale_free:
-            update_rest(self)
+            self.opt._parameters.update_by_distance(self.rest, self.opt._distance)
         else:
             self.opt._parameters.update_open_loop(self.rest)
 

@@ -18,6 +18,7 @@ from ddpnopt.ddp.stage import Displacement
 from ddpnopt.ddp.value import Batch, Blocks, Factored, Full, Outer, ScaleFree, ValueFunction
 from ddpnopt.ddp.value.blocks import LARGEST
 from ddpnopt.errors import ModelError, OptionError, UncertainLossWarning
+from ddpnopt.linear.given import Given
 from ddpnopt.trace.passes import are_linked, may_be_one, take_same_path
 from ddpnopt.trace.recording import Recording
 from ddpnopt.trace.replay import AtLayer
@@ -90,10 +91,12 @@ class ValueForm:
         fraction: float = 1.0,
         losses: Tensor | None = None,
         peers: Peers = ALONE,
+        memory: tuple[float, bool] | None = None,
     ) -> tuple[Columns, ValueFunction]:
         """V_x and V_xx at the outputs, and the cotangents that the recursion runs along.
 
-        `fraction` of each sample's loss is to be removed; `losses` are the samples' losses, where known.
+        `fraction` of each sample's loss is to be removed; `losses` are the samples' losses, where known; `memory` is
+        that of `ScaleFree`: the factor of the last update, and whether to look at the slope along it.
         """
         p_h = [[r.p_h for r in recording.layers if r.p_h is not None]]
         p_x = [[r.p_x for r in recording.layers]]
@@ -103,7 +106,7 @@ class ValueForm:
             if self.scale_free:
                 if losses is None:
                     losses = per_sample(recognised_losses(recording, self.mean))
-                return (p_h, p_x), ScaleFree(losses, displacement, peers)
+                return (p_h, p_x), ScaleFree(losses, displacement, peers, *(memory or ()))
             L = self._curvature(recording, p_h[0][-1], losses, peers)
             if self.value == "outer":
                 return (p_h, p_x), Outer(L, along_gradient=True, guard=self.guard, displacement=displacement)
@@ -220,7 +223,7 @@ def recognised_losses(recording: Recording, mean: bool, total: float | None = No
     dtype = recording.layers[0].parameters[0].dtype
     found = [(z, q, _narrow(recording.outputs[k], recording.q[k])) for k, z, q in outputs_with_gradient(recording)]
     if not found:
-        last = recording.layers[-1]
+        last = [record for record in recording.layers if not isinstance(record.layer, Given)][-1]
         assert last.p_h is not None
         z, q = last.model_layer.output(last.input_in(dtype)), last.p_h.to(dtype)
         found = [(z, q, _narrow(last.p_h))]

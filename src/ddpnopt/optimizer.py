@@ -22,7 +22,8 @@ from ddpnopt._value import ValueForm
 from ddpnopt.checkpoint import STATE_KEY, check_state, state_header
 from ddpnopt.curvature.base import Curvature
 from ddpnopt.curvature.names import curvature_of
-from ddpnopt.ddp.step_length import RestLength, StepLength
+from ddpnopt.ddp.distance import Distance
+from ddpnopt.ddp.step_length import StepLength
 from ddpnopt.ddp.terminal import TerminalOption
 from ddpnopt.errors import ModelError, NonFiniteError, OptionError, StepError
 from ddpnopt.report import Report
@@ -54,9 +55,9 @@ class DDPNOpt(HookedOptimizer):
     An option that has no effect with the chosen form is refused.
 
     Args:
-        model: any `nn.Module`. Its `nn.Linear` and `nn.Conv1d/2d/3d` layers get feedback; other parameters are updated
-            by the base optimizer, open loop. With value="batch" and "outer", and a curvature that treats each parameter
-            alone, the scale and shift of layer, group, batch and RMS norms and `nn.Embedding` get feedback, too.
+        model: any `nn.Module`. Its `nn.Linear` and `nn.Conv1d/2d/3d` layers get feedback; with value="batch" and
+            "outer", and a curvature that treats each parameter alone, so do norms, embeddings, attention, recurrent
+            layers and parameters that belong to no layer. The base optimizer updates all others, open loop.
         lr: leave it out: each step then finds its own length, independent of all scales (`ddpnopt.ddp.step_length`);
             a scheduler acts on a factor that starts at 1. Given, it is eta of Q_uu = M / eta: for value="batch" the
             inverse of a fixed damping, for the other forms the learning rate that their base optimizers need.
@@ -157,9 +158,7 @@ class DDPNOpt(HookedOptimizer):
         if terminal is None:
             terminal = "sqrt" if value == "batch" else "gn"
         given = {"order": order, "vxx_reg": vxx_reg, "guard": guard, "dof": dof}
-        settings: dict[str, Any] = {
-            name: DEFAULTS[name] if chosen is None else chosen for name, chosen in given.items()
-        }
+        settings: dict[str, Any] = {name: DEFAULTS[name] if found is None else found for name, found in given.items()}
         if lr is None and (value != "batch" or not feedback):
             raise OptionError("lr: only value='batch' with feedback needs no learning rate; give one.")
         scale_free = lr is None and terminal == "sqrt" and curvature == "identity"
@@ -182,7 +181,7 @@ class DDPNOpt(HookedOptimizer):
         self.data_parallel = data_parallel
         self.report = Report()
         self.steps, self.samples = 0, 0  # taken and seen so far
-        self._length, self._rest_length = StepLength(), RestLength()  # of steps without a learning rate
+        self._length, self._distance = StepLength(), Distance()  # of steps without a learning rate
         self._uses_losses = diagnostics or self.form.uses_losses
         self._troubles = Troubles()
         self._chains: dict[tuple[Any, ...], bool] = {}  # whether a sequence of layers is a chain, by signature
@@ -312,7 +311,7 @@ class DDPNOpt(HookedOptimizer):
         in_use = self._averaging is not None and self._averaging.in_use
         counts: dict[str, Any] = {"steps": self.steps, "samples": self.samples, "averages_in_use": in_use}
         if self.form.scale_free:
-            counts["step_length"], counts["rest_length"] = self._length.state(), self._rest_length.state()
+            counts["step_length"], counts["distance"] = self._length.state(), self._distance.state()
         return {**super().state_dict(), STATE_KEY: {**state_header(type(self.curvature).__name__), **counts}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -321,7 +320,7 @@ class DDPNOpt(HookedOptimizer):
         found = state_dict.get(STATE_KEY, {})
         self.steps, self.samples = found.get("steps", 0), found.get("samples", 0)
         self._length = StepLength(**found.get("step_length", {}))
-        self._rest_length = RestLength(**found.get("rest_length", {}))
+        self._distance = Distance(**found.get("distance", {}))
         if self.form.scale_free and "step_length" not in found:  # saved with a learning rate: start again from 1
             for group in self.param_groups:
                 group["lr"] = 1.0

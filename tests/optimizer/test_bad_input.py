@@ -27,7 +27,7 @@ class TwoOutputs(nn.Module):
 
 @pytest.mark.parametrize(
     "model",
-    [nn.Sequential(nn.EmbeddingBag(4, 3), nn.PReLU()), nn.ConvTranspose2d(1, 1, 2), nn.GRU(3, 3)],
+    [nn.Sequential(nn.EmbeddingBag(4, 3), nn.PReLU()), nn.ConvTranspose2d(1, 1, 2), nn.LSTM(3, 3, proj_size=2)],
     ids=["embedding", "transposed", "recurrent"],
 )
 def test_a_model_without_a_supported_layer_is_told_what_is_needed(model: nn.Module) -> None:

@@ -128,17 +128,6 @@ def sentences(n: int = 4, seed: int = 0, length: int = 4) -> tuple[Tensor, Tenso
     return torch.randint(7, (n, length), generator=g), torch.randint(3, (n,), generator=g)
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_positions_that_all_samples_share_are_left_to_the_base_optimizer(batched: bool) -> None:
-    a, b = twins(Sentences(batched))
-    opt = DDPNOpt(a, 0.1, value="outer")
-    with pytest.warns(OpenLoopWarning, match=r"positions\.weight"):
-        train(a, opt, sentences, 1)
-    assert opt.report.open_loop == ["positions.weight"]
-    train(b, torch.optim.SGD(b.parameters(), 0.1), sentences, 1)
-    torch.testing.assert_close(a.positions.weight, b.positions.weight, **tight)
-
-
 @pytest.mark.filterwarnings("ignore::ddpnopt.OpenLoopWarning")
 @pytest.mark.parametrize("value", ["batch", "outer"])
 def test_small_steps_follow_the_whole_gradient(value: str) -> None:

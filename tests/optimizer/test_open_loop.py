@@ -14,8 +14,15 @@ from optimizer_networks import distance, train, twins, vectors, weights
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt, OpenLoopWarning
+from ddpnopt.trace import loose
 
 QUIET = pytest.mark.filterwarnings("ignore::ddpnopt.OpenLoopWarning")
+
+
+@pytest.fixture(autouse=True)
+def _explicit_gradients_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters that belong to no layer are left to the base optimizer, as large ones are."""
+    monkeypatch.setattr(loose, "LARGEST", 0)
 
 
 class OwnNorm(nn.LayerNorm):
@@ -97,6 +104,7 @@ class Attention(nn.Module):
         super().__init__()
         self.into = nn.Linear(1, 4)
         self.block = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, dropout=0.0)
+        self.block.self_attn.add_zero_attn = True  # an option that the pieces of attention do not have
         self.out = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:

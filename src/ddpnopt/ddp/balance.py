@@ -42,10 +42,6 @@ class Balance:
         """p': like h."""
         return p if self.psi is None else p * self.psi
 
-    def unscale(self, u: Parts) -> Parts:
-        """The inverse of `scale`."""
-        return [part / factor for part, factor in zip(u, self.factors, strict=True)]
-
     def scale(self, u: Parts) -> Parts:
         """From gradients in u to gradients in u', and from steps in u' to steps in u."""
         return [part * factor for part, factor in zip(u, self.factors, strict=True)]

@@ -24,7 +24,9 @@ from dataclasses import asdict, dataclass
 
 START = 0.01  # of the loss: what the first step asks for; it doubles from there
 DECAY = 0.9  # of the running estimates
-OWN = 1.2  # times the minimum along the step on the batch itself
+PATIENCE = 0.6  # of the fraction that is best for the next step alone: noise averages out over shorter steps
+OWN = 0.7  # of the minimum along the step on the batch itself, at most
+MEMORY = 0.9  # of what the last step has left undone: it is the prior of the next one
 SINGLE = 0.1  # of that, in batches of one sample
 GROWTH = 2.0  # of the fraction, and 1/kappa, from step to step
 SHRINK = 0.25  # the least a fraction keeps from step to step
@@ -32,7 +34,6 @@ FALL_AFTER = 10.0  # steps before the fraction may fall by less than a tenth
 SLOPE_GAIN = 0.5  # how strongly the slope after a step acts on the logarithm of the fraction
 SLOPE_OFFSET = 0.1  # the slope, relative to the step's own, at which a length is kept: a little beyond the minimum
 OVERSHOT = 0.5  # slope after a step, relative to its own, from which on it may shorten the next at once
-LARGEST_REST = 0.3  # of their size: what parameters without feedback may change in one step
 LEAST_KAPPA = 0.5
 FELT = 0.5  # of the curvature by the slope after a step: a lower bound of kappa
 RESOLUTION = 1e-6  # relative changes of the loss below this are rounding errors
@@ -47,7 +48,6 @@ class Evidence:
     own_curvature: float  # twice the second-order term of it
     unseen: float  # first-order decrease of the loss of samples left out
     unseen_curvature: float
-    relative_update: float  # size of the update over that of the weights, the median over the layers
 
 
 @dataclass
@@ -71,6 +71,7 @@ class StepLength:
     decrease: float = 0.0  # first-order decrease of the last step
     slope: float = 0.0  # running slope after a step, relative to `decrease`
     slope_weight: float = 0.0
+    memory: float = 0.0  # times the last update is the prior of the next step
 
     def choose(self, found: Evidence) -> float:
         """The fraction to ask for; a batch without loss or gradient leaves everything as it is."""
@@ -96,7 +97,7 @@ class StepLength:
         on_batch = OWN * self.own / max(self.kappa * self.own_curvature, 1e-300)
         floor = last * (1 - 1 / (self.steps + FALL_AFTER))
         if self.unseen > RESOLUTION * self.own:
-            wanted = self.unseen / max(self.kappa * self.unseen_curvature, 1e-300)
+            wanted = PATIENCE * self.unseen / max(self.kappa * self.unseen_curvature, 1e-300)
         elif self.slope_weight > 0:  # leaving samples out says nothing
             slope = self.slope / self.slope_weight
             wanted = last * math.exp(SLOPE_GAIN * (SLOPE_OFFSET - slope))
@@ -125,8 +126,10 @@ class StepLength:
         decrease = self.decrease = taken * found.own
         if change is None or decrease < RESOLUTION:
             self.kappa = max(self.kappa / GROWTH, LEAST_KAPPA)  # bounded by the slope after the step alone
-            return
-        self._measure(2 * max(change + decrease - RESOLUTION, 0.0), found, taken)
+        else:
+            self._measure(2 * max(change + decrease - RESOLUTION, 0.0), found, taken)
+        left = 1 - taken * self.kappa * found.own_curvature / found.own  # of the slope along the step, after it
+        self.memory = MEMORY * min(max(left, 0.0), 1.0) / taken
 
     def learn_from_slope(self, found: Evidence, slope: float) -> None:
         """Where the loss after a step is a guess, or not known: the slope of the next batch along the update.
@@ -146,40 +149,6 @@ class StepLength:
         self.model_curvature = DECAY * self.model_curvature + (1 - DECAY) * model * share
         kappa = self.true_curvature / max(self.model_curvature, 1e-300)
         self.kappa = max(kappa, LEAST_KAPPA, self.kappa / GROWTH)
-
-    def state(self) -> dict[str, float]:
-        """For a checkpoint: plain numbers."""
-        return asdict(self)
-
-
-@dataclass
-class RestLength:
-    """How far parameters without feedback move, relative to their size: by the slope after the last update alone.
-
-    They are updated after the forward sweep, which would otherwise correct what they have just done.
-    """
-
-    steps: int = 0
-    size: float = 0.0  # of the last update over that of the parameters
-    decrease: float = 0.0  # first-order decrease of the loss by it
-    slope: float = 0.0
-    slope_weight: float = 0.0
-
-    def feel(self, slope: float) -> None:
-        """Take in the change of the next batch's loss, to first order, if the last update were made again."""
-        relative = max(-1.0, min(1.0, slope / self.decrease)) if self.decrease > 0 else 0.0
-        self.slope = DECAY * self.slope + (1 - DECAY) * relative
-        self.slope_weight = DECAY * self.slope_weight + 1 - DECAY
-
-    def choose(self, of_layers: float) -> float:
-        """The relative size of the next update; the first one is that of the layers."""
-        if self.slope_weight > 0:
-            factor = math.exp(-SLOPE_GAIN * self.slope / self.slope_weight)
-            self.size = min(self.size * max(factor, 1 - 1 / (self.steps + FALL_AFTER)), LARGEST_REST)
-        elif self.size == 0:
-            self.size = of_layers
-        self.steps += 1
-        return self.size
 
     def state(self) -> dict[str, float]:
         """For a checkpoint: plain numbers."""

@@ -112,11 +112,14 @@ def _update(stage: Stage, d: Direction, policy: Policy, metric: Metric, curvatur
 
 
 def _update_balanced(stage: Stage, d: Direction, policy: Policy, log: Log | None) -> None:
-    """u <- u - eta d in balanced variables."""
+    """u <- u - eta d, in balanced variables, and the prior."""
     assert stage.balance is not None
     parts = d.parts()
     for weight, part, factor in zip(stage.weights, parts, stage.balance.factors, strict=True):
         weight.addcmul_(part, factor, value=-stage.eta)
+    if stage.prior is not None:
+        for weight, part in zip(stage.weights, stage.prior, strict=True):
+            weight.sub_(part, alpha=stage.fraction)
     if log is not None:
         open_loop = policy(None).parts()
         feedback = [a - b for a, b in zip(parts, open_loop, strict=True)]

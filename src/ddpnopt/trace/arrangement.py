@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpnopt.linear.convolution import Conv
+from ddpnopt.linear.given import Given
 from ddpnopt.trace.layer_uses import leave
 from ddpnopt.trace.layout import BLOCKS, INTERLEAVED, SECOND, Layout
 from ddpnopt.trace.recording import LayerRecord, Recording
@@ -115,6 +116,8 @@ class Arrangement:
             use = counted[record.name] = counted.get(record.name, -1) + 1
             kind = kinds.get((record.name, use))
             layout = None if kind is None else Layout(kind, batch)
+            if isinstance(record.layer, Given) and dim != 0:
+                continue  # its gradients were computed for dimension 0; autograd has that of the batch
             if layout is not None and layout.fits(record.layer, record.x):
                 record.layouts = [layout]
             elif layout is not None or not len(record.x) == record.h_shape[0] == batch:
@@ -150,7 +153,8 @@ def _may_be_sequence_first(recording: Recording) -> bool:
     sample = _first_input(recording)
     if sample is None or sample.dim() < 2 + sample.is_floating_point() or sample.shape[1] < 2:
         return False
-    return not isinstance(recording.layers[0].layer, Conv)
+    first = next((record for record in recording.layers if not isinstance(record.layer, Given)), None)
+    return first is None or not isinstance(first.layer, Conv)
 
 
 def _first_input(recording: Recording) -> Tensor | None:

@@ -43,7 +43,7 @@ class HookedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
-        self._capture.arrivals.recordings.clear()
+        self._capture.arrivals.clear()
 
     @overload  # type: ignore[override]
     def step(self, closure: None = None, *, loss: float | Tensor | None = None) -> None: ...
@@ -63,6 +63,8 @@ class HookedOptimizer(torch.optim.Optimizer):
         """
         returned = None if closure is None else self._evaluate(closure)
         self._loss_value = loss_value(returned if loss is None else loss, given=loss is not None)
+        if self._loss_value is None:
+            self._loss_value = self._seen_loss()
         try:
             if not hasattr(self, "found_inf") or self._unscaled():  # set by a GradScaler
                 self._attempt()
@@ -70,6 +72,14 @@ class HookedOptimizer(torch.optim.Optimizer):
             self._loss_value = None
             self._capture.arrivals.clear()
         return returned
+
+    def _seen_loss(self) -> float | None:
+        """The loss that backward() was called on, without the scale of a GradScaler."""
+        total = self._capture.arrivals.loss_value()
+        if total is None or getattr(self, "found_inf", None) is None:
+            return total
+        scale = getattr(self, "grad_scale", None)
+        return None if scale is None else total / float(scale)  # unscale_() has removed it: it is not known here
 
     def _attempt(self) -> None:
         self._step()

@@ -23,6 +23,8 @@ from ddpnopt.errors import ModelError
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.trace.arrangement import Arrangement
 from ddpnopt.trace.compiled import let_compiled_code_see_hooks
+from ddpnopt.trace.fused import Fused
+from ddpnopt.trace.intercepting import Intercepting, transformed
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import (
     RETURNED,
@@ -75,7 +77,7 @@ def _source_of(h: Tensor) -> tuple[Tensor, Tensor]:
 class _Hook:
     """A hook that is not copied or pickled with the model, and that ends with its capture."""
 
-    def __init__(self, capture: Capture, method: str, model_layer: ModelLayer | None) -> None:
+    def __init__(self, capture: Capture, method: str, model_layer: ModelLayer | Fused | None) -> None:
         self.capture, self.method, self.model_layer = weakref.ref(capture), method, model_layer
 
     def __call__(self, *args: Any) -> Any:
@@ -87,7 +89,14 @@ class _Hook:
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def _between_graphs(self, *args: Any) -> Any:
         """Keep torch.compile from tracing the hook; this costs some microseconds, so only there."""
-        return self(*args)
+        capture = self.capture()
+        if capture is None or isinstance(self.model_layer, Fused):
+            return None  # a compiled graph calls fused functions that cannot be replaced
+        capture.compiled = True
+        try:
+            return self(*args)
+        finally:
+            capture.compiled = False
 
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
         return _nothing
@@ -104,18 +113,13 @@ def _no_hook() -> Callable[..., None]:
     return _nothing
 
 
-def _transformed() -> bool:
-    """Whether a transform of torch.func (vmap, grad, …) is active: its passes do not belong to a training step."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
 def _checkpointed() -> bool:
     """Whether activation checkpointing is active, which runs a block again in the backward pass."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks is not None and getattr(hooks[0], "__module__", "") == checkpoint.__module__
 
 
-class Capture(Playback):
+class Capture(Intercepting):
     """Hooks on a model, the recording that they make, and its replays."""
 
     _owner: ClassVar[weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]]] = weakref.WeakKeyDictionary()
@@ -137,13 +141,11 @@ class Capture(Playback):
             if isinstance(model_layer.layer, Conv)
             or (model_layer.required and model_layer.weight.numel() >= input_gradients_from)
         }
-        super().__init__(model, layers, input_gradients=set() if input_gradients_from == inf else large)
+        super().__init__(model, layers, set() if input_gradients_from == inf else large, reuse=reuse)
         self.skip_weight_grads = skip_weight_grads
-        self._reuse = reuse  # whether a layer may run several times in one pass
         self.enabled = True
         self.keep_outputs = True  # h itself until its gradient arrives: the ledger needs <p_h, h>
         self._without_grad: list[nn.Parameter] = []  # whose weight gradient is being skipped at the moment
-        self._skipped: set[str] = set()  # layers that have run in a recorded pass without their weight gradient
         self._lost: set[ModelLayer] = set()  # to another capture
         self.arrivals = Arrivals()
         self.arrangement = Arrangement(weakref.proxy(self), batch_dim, allowed=reuse)
@@ -151,7 +153,6 @@ class Capture(Playback):
         self._serial = 0
         self._anchor = torch.empty(0, requires_grad=True)
         self.wrapper: nn.Module | None = None  # DistributedDataParallel around the model, in the last forward pass
-        self._running: Recording | None = None  # between the model's first and last instruction
         self.batch_norms: list[tuple[str, nn.Module]] = [
             (n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
         ]
@@ -166,6 +167,10 @@ class Capture(Playback):
             before, after = _Hook(self, "_before", model_layer), _Hook(self, "_after", model_layer)
             self._handles.append(model_layer.module.register_forward_pre_hook(before, with_kwargs=True))
             self._handles.append(model_layer.module.register_forward_hook(after, prepend=True, always_call=True))
+        for each in {each.part_of: None for each in layers if each.part_of is not None}:
+            enter, leave = _Hook(self, "_enter", each), _Hook(self, "_leave", each)
+            self._handles.append(each.module.register_forward_pre_hook(enter))
+            self._handles.append(each.module.register_forward_hook(leave, prepend=True, always_call=True))
 
     def _take_over(self, model_layer: ModelLayer) -> None:
         """The newest optimizer of a layer is the one that records it."""
@@ -183,19 +188,23 @@ class Capture(Playback):
     # -- the user's forward pass -------------------------------------------------------------------------------------
 
     def _begin(self, _: None, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if Playback.replays or not self.enabled or not torch.is_grad_enabled() or _transformed():
+        if Playback.replays or not self.enabled or not torch.is_grad_enabled() or transformed():
             return None
         self.wrapper = active_wrapper()
         self._want_grads()  # an interrupt in the middle of a layer may have left some disabled
         device = self.layers[0].parameters[0].device
         kind = device.type
         autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), kind)
-        self._running = Recording(args, kwargs, model.training, device, rng_state(device), autocast, self.arrivals)
-        self._running.serial = self._serial = self._serial + 1
-        if not self._running.reads_variable:
+        recording = Recording(args, kwargs, model.training, device, rng_state(device), autocast, self.arrivals)
+        recording.serial = self._serial = self._serial + 1
+        self._running = recording
+        if not recording.reads_variable:
+            self._watch_loose(recording)
             return None
-        self._running.anchor = self._anchor.view_as(self._anchor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-        return tree_map(self._anchored, args), tree_map(self._anchored, kwargs)
+        recording.anchor = self._anchor.view_as(self._anchor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        anchored = tree_map(self._anchored, args), tree_map(self._anchored, kwargs)
+        self._watch_loose(recording)
+        return anchored
 
     def _anchored(self, value: Any) -> Any:
         """A tensor whose gradient also goes to the anchor, which tells a loss's backward pass from `autograd.grad`."""
@@ -204,6 +213,7 @@ class Capture(Playback):
         return _Source.apply(value.clone(), self._anchor)  # type: ignore[no-untyped-call]
 
     def _end(self, _: None, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        self._leave(self)
         if self._visitor is not None:
             self._visitor.outputs += [o for o in leaves(output) if is_floating(o)]
             return None
@@ -259,7 +269,7 @@ class Capture(Playback):
         if recording is not None:
             use = recording.calls[model_layer.name]
             recording.calls[model_layer.name] += 1
-        if not torch.is_grad_enabled() or model_layer in self._lost or _transformed():
+        if not torch.is_grad_enabled() or model_layer in self._lost or transformed():
             return None
         weight = module._parameters["weight"]
         if weight is not model_layer.weight or not weight.requires_grad:
@@ -276,8 +286,11 @@ class Capture(Playback):
                 f"layer: use value='batch', give each use its own module, or leave this layer to the base optimizer: "
                 f"exclude=['{model_layer.name}']."
             )
+        if self._without_samples(model_layer, x, recording):
+            return None
         model_layer.refresh()
         record = LayerRecord(model_layer, x.detach(), x._version, recomputed=_checkpointed(), uses=[use])
+        record.span = getattr(module, "span", None)
         recording.layers.append(record)
         self._skip_grads(model_layer)
         record.skipped = bool(self._without_grad)

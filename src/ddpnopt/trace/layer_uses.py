@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from ddpnopt.errors import ModelError
 from ddpnopt.linear.convolution import Conv
+from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import Layer
+from ddpnopt.trace.fused import widened
 
 if TYPE_CHECKING:
+    from ddpnopt.trace.model_layers import ModelLayer
     from ddpnopt.trace.recording import LayerRecord
 
 
@@ -27,6 +31,7 @@ def settle(records: list[LayerRecord]) -> list[LayerRecord]:
                 "needs it for the update. Use an out-of-place operation there."
             )
     for record in records:
+        _widen(record)
         if record.layouts[0] is not None:
             _arrange(record)
     required = [record for record in records if record.model_layer.required]
@@ -41,7 +46,18 @@ def combine(records: list[LayerRecord]) -> list[LayerRecord]:
     uses: dict[str, list[LayerRecord]] = {}
     for record in records:
         uses.setdefault(record.name, []).append(record)
-    return [_merged(same) if len(same) > 1 else same[0] for same in uses.values()]
+    found = []
+    for same in uses.values():
+        if len({type(record.layer) for record in same}) > 1:  # an embedding with ids of samples, and with shared ones
+            for record in same:
+                leave(record)
+        elif len(same) > 1:
+            found.append(_merged(same))
+        else:
+            if same[0].later is None:
+                same[0].later = later(same[0].model_layer, [same[0].x])
+            found.append(same[0])
+    return found
 
 
 def _arrange(record: LayerRecord) -> None:
@@ -53,21 +69,44 @@ def _arrange(record: LayerRecord) -> None:
     record.p_x = record.p_h_dot_h = None
 
 
+def _widen(record: LayerRecord) -> None:
+    """For a use of some of the outputs, gradients at all of them."""
+    assert record.p_h is not None
+    if record.span is not None:
+        record.p_h = widened(record.p_h, record.span, record.layer.weight_shape[0])
+        record.h_shape, record.span = record.p_h.shape, None
+        record.p_x = record.p_h_dot_h = None
+    elif record.model_layer.recurrent:  # the forward sweep shows the first time alone
+        record.p_h_dot_h = None
+
+
+def later(layer: ModelLayer, uses: list[Tensor]) -> Tensor | None:
+    """The inputs of all uses, and times, that come after the first, in which the layer is updated."""
+    if layer.recurrent:
+        return together(layer.layer, [uses[0][:, 1:], *uses[1:]])
+    return together(layer.layer, uses[1:]) if len(uses) > 1 else None
+
+
 def _keep(record: LayerRecord, batch: int) -> bool:
     """Whether a norm or an embedding takes part; if not, the gradient that autograd has skipped goes to `.grad`."""
     x = record.x
     if record.layouts[0] is None:
         record.x = record.model_layer.state_of(x)
         record.x_version = record.x._version
-    if not x.dim() or not len(x) == record.h_shape[0] == batch or _positions(x):
+    if not x.dim() or not len(x) == record.h_shape[0] == batch or positions(x):
         leave(record)
         return False
     return True
 
 
-def _positions(x: Tensor) -> bool:
+def positions(x: Tensor) -> bool:
     """Whether ids count up: these are the positions in a sequence, which all samples share."""
     return x.dim() == 1 and len(x) > 1 and not x.is_floating_point() and bool((x.diff() == 1).all())
+
+
+def shared(ids: Tensor, samples: int) -> bool:
+    """Whether the ids of an embedding are the same for all samples: positions, or one row of ids."""
+    return positions(ids) or (ids.dim() > 1 and len(ids) == 1 < samples)
 
 
 def leave(record: LayerRecord) -> None:
@@ -117,8 +156,13 @@ def _merged(same: list[LayerRecord]) -> LayerRecord:
                 f"Convolution '{first.name}' ran on inputs of shape {tuple(first.x.shape)} and {tuple(record.x.shape)} "
                 f"in one step: exclude=['{first.name}'] leaves it to the base optimizer."
             )
-    before = [] if first.later is None else [first.later]
-    first.later = together(layer, [*before, *(record.x for record in same[1:])])
+    if first.later is None:
+        first.later = later(first.model_layer, [record.x for record in same])
+    else:  # the first is a pass with several uses, or times, itself
+        first.later = together(layer, [first.later, *(record.x for record in same[1:])])
+    if isinstance(layer, Given):  # the gradients of all its uses, in all passes, add up
+        first.p_h = torch.stack([record.p_h for record in same if record.p_h is not None]).sum(0)
+        return first
     first.x = layer.together([record.x for record in same])
     first.p_h = layer.together([record.p_h for record in same if record.p_h is not None])
     first.x_version, first.h_shape = first.x._version, first.p_h.shape

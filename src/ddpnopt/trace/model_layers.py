@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,55 @@ from torch import Tensor, nn
 from ddpnopt.errors import ModelError, OptionError
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.elementwise import ScaleShift
+from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import Layer
 from ddpnopt.linear.linear import Linear
 from ddpnopt.linear.lookup import Lookup
+from ddpnopt.linear.transposed import TransposedLinear
+from ddpnopt.trace.attention import Attention
+from ddpnopt.trace.fused import Fused, Holder, Piece
 from ddpnopt.trace.norms import describe_norm, normalised
+from ddpnopt.trace.recurrent import Recurrent, RecurrentCell
 
 _CONVOLUTIONS: dict[Any, int] = {nn.Conv1d.forward: 1, nn.Conv2d.forward: 2, nn.Conv3d.forward: 3}
+
+
+Describe = Callable[[nn.Module], Layer | None]
+_REGISTERED: dict[type[nn.Module], Describe] = {}
+
+
+def register_layer(kind: type[nn.Module], describe: Describe) -> None:
+    """Give a module class of your own feedback like a layer of `torch.nn`.
+
+    Args:
+        kind: the class; subclasses with a forward of their own are not included. It takes one tensor, (B, …), and has
+            a parameter `weight`, and perhaps `bias`, which nothing but its forward uses.
+        describe: from a module of this class to its map, for example `Linear(tuple(m.weight.shape), bias=True)`, or
+            None for a module that is not to have feedback.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise OptionError(f"register_layer takes a subclass of nn.Module, not {kind!r}.")
+    _REGISTERED[kind] = describe
+
+
+def _registered(module: nn.Module) -> Describe | None:
+    """What was registered for the class that the module's forward comes from."""
+    return next((_REGISTERED[k] for k in type(module).__mro__ if k in _REGISTERED and _same_forward(module, k)), None)
+
+
+def _same_forward(module: nn.Module, kind: type[nn.Module]) -> bool:
+    return type(module).forward is kind.forward
+
+
+def _from_libraries(module: nn.Module, shape: tuple[int, ...], has_bias: bool) -> Layer | None:
+    """Linear layers of other libraries, which need not be installed."""
+    forward = type(module).forward
+    name = f"{forward.__module__}.{forward.__qualname__}"
+    if name in ("transformers.pytorch_utils.Conv1D.forward", "transformers.modeling_utils.Conv1D.forward"):
+        return TransposedLinear(shape, has_bias)
+    if name == "torch_geometric.nn.dense.linear.Linear.forward":
+        return Linear(shape, has_bias)
+    return None
 
 
 def describe(module: nn.Module) -> Layer | None:
@@ -28,15 +72,18 @@ def describe(module: nn.Module) -> Layer | None:
     bias = module._parameters.get("bias")
     has_bias = bias is not None and bias.requires_grad
     shape = tuple(weight.shape)
+    registered = _registered(module) if _REGISTERED else None
+    if registered is not None:
+        return registered(module)
     forward = type(module).forward  # a subclass with a forward of its own may do anything
-    if forward is nn.Linear.forward:
+    if forward in (nn.Linear.forward, Piece.forward):
         return Linear(shape, has_bias)
     if forward is nn.Embedding.forward:
         assert isinstance(module, nn.Embedding)
         plain = not module.sparse and module.max_norm is None and not module.scale_grad_by_freq
         return Lookup(shape, module.padding_idx) if plain else None
     if forward not in _CONVOLUTIONS:
-        return describe_norm(module, weight, has_bias)
+        return describe_norm(module, weight, has_bias) or _from_libraries(module, shape, has_bias)
     assert isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
     ends: list[int] = module._reversed_padding_repeated_twice  # F.pad's order
     symmetric = all(lo == hi for lo, hi in zip(ends[::2], ends[1::2], strict=True))
@@ -60,6 +107,7 @@ class ModelLayer:
     name: str
     module: nn.Module
     layer: Layer
+    part_of: Fused | None = None  # the fused module that this is a piece of
 
     def __post_init__(self) -> None:
         weight = self.module._parameters["weight"]
@@ -78,8 +126,13 @@ class ModelLayer:
 
     @property
     def required(self) -> bool:
-        """Whether it has feedback in every pass; norms and embeddings may be left to the base optimizer."""
-        return isinstance(self.layer, (Linear, Conv))
+        """Whether it has feedback in every pass; norms, embeddings and pieces may be left to the base optimizer."""
+        return self.part_of is None and isinstance(self.layer, (Linear, Conv))
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether its input at one time depends on its output at the time before."""
+        return isinstance(self.module, Piece) and self.module.recurrent
 
     def state_of(self, x: Tensor) -> Tensor:
         """What the layer is linear in, for an input of the module: the input itself, or for a norm x^."""
@@ -106,29 +159,82 @@ def find_layers(
 ) -> list[ModelLayer]:
     """The layers that get feedback: supported, not excluded, and the only user of weights that are to be trained.
 
-    Linear layers and convolutions, and with `every_kind` also norms and embeddings.
+    Linear layers and convolutions, and with `every_kind` also norms, embeddings and the pieces of fused modules.
     """
     modules = dict(model.named_modules())
     unknown = exclude - modules.keys()
     if unknown:
         raise OptionError(f"exclude: the model has no module {', '.join(sorted(unknown))}.")
     uses = Counter(p for m in modules.values() for p in m._parameters.values() if p is not None)
-    layers = []
+    layers: list[ModelLayer] = []
+    inside: set[nn.Module] = set()  # layers that are pieces of a fused module around them
     for name, module in modules.items():
-        excluded = any(name == e or name.startswith(f"{e}.") for e in exclude)
-        layer = None if excluded else describe(module)
+        if module in inside or any(name == e or name.startswith(f"{e}.") for e in exclude):
+            continue
+        name = name or type(module).__name__
+        whole = fuse(name, module) if every_kind else None
+        if whole is not None:
+            pieces = _pieces(whole)
+            if pieces and all(p in mine and uses[p] == 1 for each in pieces for p in each.parameters):
+                layers += pieces
+                inside.update(whole.pieces.values())
+        layer = describe(module)
         if layer is not None:
-            found = ModelLayer(name or type(module).__name__, module, layer)
+            found = ModelLayer(name, module, layer)
             if (every_kind or found.required) and all(p in mine and uses[p] == 1 for p in found.parameters):
                 layers.append(found)
     if not layers:
         raise ModelError(
             "The model has no layer that DDPNOpt can control: it needs at least one nn.Linear or nn.Conv1d/2d/3d (or, "
-            "with value='batch' or 'outer', a norm or an nn.Embedding) with a trainable weight of its own (not shared, "
-            "not parametrised, not excluded). Leave one layer without spectral_norm or weight_norm, or use "
-            "torch.optim.AdamW for this model."
+            "with value='batch' or 'outer', a norm, an nn.Embedding, attention or a recurrent layer) with a trainable "
+            "weight of its own (not shared, not parametrised, not excluded). Leave one layer without spectral_norm or "
+            "weight_norm, or use torch.optim.AdamW for this model."
         )
-    return layers
+    return [*layers, *_loose(modules, layers, mine, exclude)] if every_kind else layers
+
+
+def _loose(
+    modules: dict[str, nn.Module], layers: list[ModelLayer], mine: set[nn.Parameter], exclude: frozenset[str]
+) -> list[ModelLayer]:
+    """The parameters that belong to no layer, each as a control of its own."""
+    done = {p for layer in layers for p in layer.parameters}
+    found = []
+    for name, module in modules.items():
+        special = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and describe(module) is None
+        excluded = any(name == e or name.startswith(f"{e}.") for e in exclude)
+        for own, p in module._parameters.items():
+            if p is None or p in done or p not in mine or not p.requires_grad or nn.parameter.is_lazy(p):
+                continue
+            done.add(p)
+            if not special and not excluded and p.numel():
+                full = f"{name}.{own}" if name else own
+                found.append(ModelLayer(full, Holder(p), Given(tuple(p.shape))))
+    return found
+
+
+def fuse(name: str, module: nn.Module) -> Fused | None:
+    """A module that makes a fused call, with its pieces; None for any other."""
+    forward = type(module).forward
+    if forward is nn.MultiheadAttention.forward and isinstance(module, nn.MultiheadAttention):
+        return Attention(name, module)
+    if forward in (nn.LSTM.forward, nn.GRU.forward, nn.RNN.forward) and isinstance(module, nn.RNNBase):
+        plain = not module.proj_size and "weight_hh_l0" in module._parameters  # not parametrised
+        return Recurrent(name, module) if plain else None
+    if forward in (nn.LSTMCell.forward, nn.GRUCell.forward, nn.RNNCell.forward):
+        assert isinstance(module, nn.RNNCellBase)
+        return RecurrentCell(name, module) if "weight_hh" in module._parameters else None
+    return None
+
+
+def _pieces(whole: Fused) -> list[ModelLayer]:
+    """The pieces of a fused module as layers; none if one of them is frozen or parametrised."""
+    found = []
+    for name, piece in whole.pieces.items():
+        layer = describe(piece)
+        if layer is None:
+            return []
+        found.append(ModelLayer(f"{whole.name}.{name}", piece, layer, whole))
+    return found
 
 
 def check_devices(model: nn.Module) -> None:

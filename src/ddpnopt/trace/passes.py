@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ddpnopt.errors import StepError
+from ddpnopt.linear.given import Given
 from ddpnopt.trace.layer_uses import combine, leave
 from ddpnopt.trace.recording import LayerRecord, Recording, leaves
 
@@ -54,7 +55,8 @@ def as_one(recordings: list[Recording]) -> Recording:
     records: list[LayerRecord] = []
     for recording in recordings:
         for record in recording.layers:
-            record.uses = [use + one.calls[record.name] for use in record.uses]
+            if not isinstance(record.layer, Given):  # which acts from its first use on, in whatever pass that is
+                record.uses = [use + one.calls[record.name] for use in record.uses]
             records.append(record)
         one.calls.update(recording.calls)
         for k in range(len(recording.q)):

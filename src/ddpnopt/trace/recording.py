@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,11 +15,16 @@ from torch.utils._pytree import tree_leaves
 
 from ddpnopt.errors import ModelError, StepError
 from ddpnopt.linear.convolution import Conv
+from ddpnopt.linear.given import Given
 from ddpnopt.linear.lookup import Lookup
+from ddpnopt.trace.backward_root import backward_root
 from ddpnopt.trace.compiled import compiler_is_loaded, let_compiled_code_see_hooks
 from ddpnopt.trace.layer_uses import settle
 from ddpnopt.trace.layout import Layout
 from ddpnopt.trace.model_layers import ModelLayer
+
+if TYPE_CHECKING:
+    from ddpnopt.trace.loose import Uses
 
 EMPTY = torch.empty(0)
 RETURNED = "_returned_by_ddpnopt_model"  # mark on the outputs of a recorded pass
@@ -40,7 +46,8 @@ class LayerRecord:
     p_h_dot_h: Tensor | None = None  # <p_h, h> per sample, for the ledger of `Displacement`; None if h was overwritten
     extra: list[Tensor] | None = None  # gradient of a penalty on the weights, which does not come through the output
     uses: list[int] = field(default_factory=lambda: [0])  # which of the module's calls in this pass
-    later: Tensor | None = None  # the part of x of the later uses, if there are several
+    later: Tensor | None = None  # the part of x that later uses, or times, read
+    span: tuple[int, int] | None = None  # of the outputs that were computed; None: all
     layouts: list[Layout | None] = field(default_factory=lambda: [None])  # of each use: if not in dimension 0
     arrivals: int = 0  # gradients that have arrived at p_h
     _h: Tensor | None = None
@@ -90,6 +97,7 @@ class Recording:
     serial: int = 0  # which forward pass it is
     task: int = -1  # which backward pass has come through
     anchor: Any = None  # a node of the graph that the backward pass of a loss runs, and autograd.grad(…) does not
+    loose: Uses | None = None  # the uses of parameters that belong to no layer
     # known after `finish`
     batch_size: int = 0
     used_outputs: list[int] = field(default_factory=list)  # with a gradient and the batch in dimension 0
@@ -119,6 +127,25 @@ class Recording:
         self.reads_computed = any(t.requires_grad and not t.is_leaf for t in self.inputs)
         # what the model itself has returned is a recurrent state; derivatives by others may become part of the loss
         self.reads_variable = any(t.requires_grad and not hasattr(t, RETURNED) for t in self.inputs)
+
+    def samples(self) -> int:
+        """The number of samples, as far as it is known in the middle of the forward pass."""
+        for record in self.layers:
+            if record.x.dim() and record.x.numel():
+                return len(record.x)
+        return next((len(t) for t in self.inputs if t.dim() and len(t)), 1)
+
+    def add_loose(self) -> None:
+        """Give the parameters that belong to no layer the gradients of their uses."""
+        if self.loose is None:
+            return
+        found, B = self.loose.gradients(), self.samples()
+        for record in self.layers:
+            p = found.get(record.model_layer.weight)
+            if isinstance(record.layer, Given) and p is not None:
+                record.p_h, record.x = p, p.new_ones(B, 1)
+                record.h_shape, record.x_version = p.shape, record.x._version
+        self.loose = None
 
     def finish(self) -> None:
         """Called before a step: what follows from all layers and outputs together."""
@@ -182,11 +209,34 @@ class Arrivals:
         self.differentiated = False  # whether a derivative of a pass since the last step may be part of the loss
         self.incomplete = False  # … of one whose weight gradients were skipped
         self.arrange: Callable[[Recording], None] | None = None  # finds the batch where it is not in dimension 0
+        self._roots: list[Tensor | None] = []  # the losses of these backward passes, each once
+        self._task = -1  # the backward pass that the last of them is from
 
     def clear(self) -> None:
-        """After a step."""
+        """After a step, or to forget all passes."""
         self.recordings.clear()
         self.differentiated = self.incomplete = False
+        self._roots.clear()
+        self._task = -1
+
+    def see_root(self) -> None:
+        """Note the loss of the backward pass that is running, once: it may go through several forward passes."""
+        task = torch._C._current_graph_task_id()
+        if task == self._task:
+            return
+        self._task = task
+        root = backward_root()
+        last = self._roots[-1] if self._roots else None
+        if root is None or last is None or root.data_ptr() != last.data_ptr():  # checkpointing runs one inside another
+            self._roots.append(root)
+
+    def loss_value(self) -> float | None:
+        """The sum of the losses that `backward` was called on; None where one is not known or not finite."""
+        roots = [root for root in self._roots if root is not None]
+        if not roots or len(roots) < len(self._roots):
+            return None
+        total = sum(float(root) for root in roots)
+        return total if math.isfinite(total) else None
 
     def take(self) -> Recording:
         """The recording of the only backward pass since the last step."""
@@ -223,6 +273,7 @@ class Arrivals:
                 "arrived so far."
             )
         for recording in found:
+            recording.add_loose()
             recording.layers = [r for r in recording.layers if r.p_h is not None]
             if self.arrange is not None:
                 self.arrange(recording)
@@ -245,7 +296,7 @@ def _pass_gradient(call: Callable[[Tensor], None], index: int, grads: tuple[Tens
         call(grad.detach())
 
 
-def _is_derivative(recording: Recording) -> bool:
+def is_derivative(recording: Recording) -> bool:
     """Whether the running backward pass is `autograd.grad(…)` by an input, not that of the loss."""
     if torch.is_grad_enabled():  # create_graph=True: it will be a part of the loss
         recording.arrivals.differentiated = True
@@ -255,23 +306,24 @@ def _is_derivative(recording: Recording) -> bool:
 
 
 def arrived_at_output(recording: Recording, index: int, grad: Tensor) -> None:
-    if not _is_derivative(recording):
+    if not is_derivative(recording):
         recording.q[index] = grad
 
 
 def arrived_at_input(recording: Recording, record: LayerRecord, grad: Tensor) -> None:
-    if not _is_derivative(recording):
+    if not is_derivative(recording):
         record.p_x = grad
 
 
 def arrived_at_layer(recording: Recording, record: LayerRecord, grad: Tensor) -> None:
-    if _is_derivative(recording):
+    if is_derivative(recording):
         return
     record.arrivals += 1
     if record.arrivals > recording.backwards:
         recording.backwards = record.arrivals
         recording.task = torch._C._current_graph_task_id()
         recording.arrivals.recordings.append(recording)
+        recording.arrivals.see_root()
     p_h = grad if grad.shape == record.h_shape else grad.reshape(record.h_shape)
     if record._h is not None:
         if record._h._version == record._version and p_h.dim() > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._pytree import tree_map
 
-from ddpnopt.trace.layer_uses import together
+from ddpnopt.linear.given import Given
+from ddpnopt.trace.layer_uses import later, together
+from ddpnopt.trace.loose import Touch, Uses, Watch
 from ddpnopt.trace.max_pooling import PlainMaxPooling
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import Recording
@@ -51,6 +53,7 @@ class Playback:
         self._visitor: Visitor | None = None
         self._images = any(len(each.layer.weight_shape) == 4 for each in layers)  # whether there may be pooling
         self._modules = {each.module for each in layers}
+        self._loose = {each.weight: each for each in layers if isinstance(each.layer, Given)}
         self._with_buffers = [m for m in model.modules() if m._buffers]
 
     @contextmanager
@@ -71,6 +74,12 @@ class Playback:
             set_rng_state(current, recording.device)
             self._visitor = None
             Playback.replays -= 1
+
+    def _has_loose(self, recording: Recording) -> bool:
+        return bool(self._loose) and any(isinstance(record.layer, Given) for record in recording.layers)
+
+    def _touching(self, visitor: Visitor) -> Touch:
+        return lambda p: visitor.touch(self._loose[p])
 
     @contextmanager
     def buffers_kept(self) -> Iterator[None]:
@@ -100,7 +109,8 @@ class Playback:
         pooling = PlainMaxPooling() if self._images else nullcontext()
         if modules is None:
             visitor = Visitor(recording, control, observe)
-            with torch.no_grad(), pooling, self._all_passes(recording, visitor, linked=True):
+            watch = Watch(self._loose, self._touching(visitor)) if self._has_loose(recording) else nullcontext()
+            with torch.no_grad(), pooling, self._all_passes(recording, visitor, watch, linked=True):
                 visitor.check(recording)
             return [recording.arranged(output, k) for k, output in enumerate(visitor.outputs)]
         index = {record.model_layer.module: t for t, record in enumerate(recording.layers)}
@@ -118,7 +128,9 @@ class Playback:
         return [x]
 
     @contextmanager
-    def _all_passes(self, recording: Recording, visitor: Visitor, *, linked: bool = False) -> Iterator[None]:
+    def _all_passes(
+        self, recording: Recording, visitor: Visitor, watch: AbstractContextManager[Any], *, linked: bool = False
+    ) -> Iterator[None]:
         """All forward passes of a recording, one after the other; buffers are reset at the end.
 
         `linked` hands what a pass returns to those that have read it. Without that their inputs are the recorded ones,
@@ -127,14 +139,16 @@ class Playback:
         with ExitStack() as stack:
             if not recording.passes:
                 stack.enter_context(self._conditions_of(recording, visitor))
-                self.model(*recording.args, **recording.kwargs)
+                with watch:
+                    self.model(*recording.args, **recording.kwargs)
             for one, links in zip(recording.passes, recording.links, strict=True):
                 stack.enter_context(self._conditions_of(one, visitor))
                 args, kwargs = one.args, one.kwargs
                 if links and linked:
                     new = partial(_linked, links, visitor.outputs)
                     args, kwargs = tree_map(new, args), tree_map(new, kwargs)
-                self.model(*args, **kwargs)
+                with watch:
+                    self.model(*args, **kwargs)
             yield
 
     def rerun(self, recording: Recording, visitor: Visitor, change: Callable[[Any], Any]) -> None:
@@ -173,7 +187,7 @@ class Playback:
     def probes(self, recording: Recording) -> list[Probe]:
         """The forward pass again with a graph that is cut behind each layer, for each micro-batch."""
         visitor = Cut(recording)
-        with torch.enable_grad(), self._all_passes(recording, visitor):
+        with torch.enable_grad(), self._all_passes(recording, visitor, nullcontext()):
             visitor.check(recording)
         outputs = [o for o in visitor.outputs if o.requires_grad]
         return [Probe(visitor.inputs, visitor.leaves, outputs)]
@@ -182,7 +196,9 @@ class Playback:
     def _taped(self, recording: Recording) -> Iterator[Tape]:
         """The forward pass with a graph; the backward pass must come before the buffers, which norms use, are reset."""
         tape = Tape(recording)
-        with torch.enable_grad(), self._all_passes(recording, tape):
+        if self._has_loose(recording):
+            tape.loose = Uses(self._loose, self._touching(tape), lambda: recording.batch_size, kept=True)
+        with torch.enable_grad(), self._all_passes(recording, tape, tape.loose or nullcontext()):
             tape.check(recording)
             yield tape
 
@@ -194,7 +210,7 @@ class Playback:
             states = [tape.states(t) for t in range(len(p_h))]
         for record, uses, at_output, at_input in zip(recording.layers, states, p_h, p_x, strict=True):
             record.x, record.p_h, record.p_h_dot_h = together(record.layer, uses), at_output, None
-            record.later = together(record.layer, uses[1:]) if len(uses) > 1 else None
+            record.later = later(record.model_layer, uses)
             record.p_x = at_input if record.model_layer in self.input_gradients else None
 
     def pull_back(

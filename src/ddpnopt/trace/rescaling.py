@@ -66,6 +66,8 @@ def scale(recording: Recording, factor: float) -> None:
         part.q = [None if q is None else q.to(_wide(q)) * factor for q in part.q]
     if recording.parts:
         recording.q = [None if q is None else q.to(_wide(q)) * factor for q in recording.q]
+    if recording.loose is not None:
+        recording.loose.scale(factor)
     for record in recording.layers:
         dtype = record.parameters[0].dtype  # a half-precision gradient may underflow without its scale
         record.p_h = None if record.p_h is None else record.p_h.to(dtype) * factor

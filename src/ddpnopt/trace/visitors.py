@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from ddpnopt.errors import ModelError
+from ddpnopt.linear.given import Given
+from ddpnopt.trace.fused import widened
 from ddpnopt.trace.layer_uses import together
+from ddpnopt.trace.loose import Uses
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import Recording
 
@@ -32,7 +35,7 @@ class Visitor:
         self.control, self.observe = control, observe
         self.outputs: list[Tensor] = []
         self.visited: set[int] = set()
-        self.device = recording.device.type
+        self.device, self.samples = recording.device.type, recording.batch_size
 
     def before(self, layer: ModelLayer, x: Tensor) -> Tensor | None:
         """Called with the input of a layer; may return a replacement."""
@@ -69,6 +72,13 @@ class Visitor:
             if self.observe is not None:
                 self._without_autocast(self.observe, t, h)
         return None
+
+    def touch(self, layer: ModelLayer) -> None:
+        """Called at the first use of a parameter that belongs to no layer."""
+        if id(layer) in self.index:
+            one = layer.weight.detach().new_ones(self.samples, 1)
+            self.before(layer, one)
+            self.after(layer, one)
 
     def check(self, recording: Recording) -> None:
         """Raise an error if a layer has not run this time."""
@@ -109,6 +119,12 @@ class Tape(Visitor):
         self.layers = [record.model_layer for record in recording.layers]
         self.inputs: list[list[Tensor]] = [[] for _ in self.layers]
         self.hs: list[list[Tensor]] = [[] for _ in self.layers]
+        self.spans: list[list[tuple[int, int] | None]] = [[] for _ in self.layers]
+        self.loose: Uses | None = None
+
+    def touch(self, layer: ModelLayer) -> None:
+        if id(layer) in self.index:
+            self.visited.add(self.index[id(layer)])
 
     def before(self, layer: ModelLayer, x: Tensor) -> Tensor | None:
         t, use = self.enter(layer)
@@ -123,10 +139,13 @@ class Tape(Visitor):
         if h is None or use is None:
             return None
         self.hs[t].append(h)
+        self.spans[t].append(getattr(layer.module, "span", None))
         return h.clone()  # an in-place activation does not change the handle
 
     def states(self, t: int) -> list[Tensor]:
         """What layer t is linear in, at each use."""
+        if isinstance(self.layers[t].layer, Given):
+            return [self.layers[t].weight.detach().new_ones(self.samples, 1)]
         return [
             self.records[t].arranged(self.layers[t].state_of(x.detach()), use) for use, x in enumerate(self.inputs[t])
         ]
@@ -146,18 +165,28 @@ class Tape(Visitor):
             for uses, layer, record in zip(self.inputs, self.layers, self.records, strict=True)
         ]
         hs = [h for uses in self.hs for h in uses]
+        met = [] if self.loose is None else [meeting.out for meeting in self.loose.meetings]
         with torch.autocast(self.device, enabled=False):
             grads = torch.autograd.grad(
                 outputs,
-                [*hs, *(x for x in single if x is not None)],
+                [*hs, *(x for x in single if x is not None), *met],
                 [c.to(z.dtype) for c, z in zip(cotangents, outputs, strict=True)],
                 retain_graph=keep,
                 materialize_grads=True,
             )
         at_outputs, through = iter(grads[: len(hs)]), iter(grads[len(hs) :])
+        loose = {} if self.loose is None else self.loose.gradients(list(grads[len(grads) - len(met) :]))
         p_h = [
-            together(layer.layer, [record.arranged(next(at_outputs), use) for use in range(len(uses))])
-            for uses, layer, record in zip(self.hs, self.layers, self.records, strict=True)
+            together(
+                layer.layer,
+                [
+                    record.arranged(widened(next(at_outputs), span, layer.layer.weight_shape[0]), use)
+                    for use, span in enumerate(spans)
+                ],
+            )
+            if spans
+            else loose.get(layer.weight, layer.weight.detach().new_zeros(self.samples, layer.weight.numel()))
+            for spans, layer, record in zip(self.spans, self.layers, self.records, strict=True)
         ]
         return p_h, [None if x is None else next(through) for x in single]
 

@@ -1,0 +1,89 @@
+"""What runs inside the model while a pass is recorded: fused calls in pieces, and a watch over loose parameters."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddpnopt.linear.given import Given
+from ddpnopt.linear.lookup import Lookup
+from ddpnopt.trace.fused import Fused, Holder, Interception
+from ddpnopt.trace.layer_uses import shared
+from ddpnopt.trace.loose import Made, Uses
+from ddpnopt.trace.model_layers import ModelLayer
+from ddpnopt.trace.recording import EMPTY, LayerRecord, Recording, is_derivative
+from ddpnopt.trace.replay import Playback
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func (vmap, grad, …) is active: its passes do not belong to a training step."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _has_compiled_parts(model: nn.Module) -> bool:
+    """Whether a module in the model is compiled: what happens inside of it is not seen."""
+    return any(m._compiled_call_impl is not None or hasattr(m, "_torchdynamo_orig_callable") for m in model.modules())
+
+
+class Intercepting(Playback):
+    """A model whose calls of some functions of torch are seen, or replaced, in recorded passes and their replays."""
+
+    def __init__(
+        self, model: nn.Module, layers: list[ModelLayer], input_gradients: set[ModelLayer], *, reuse: bool
+    ) -> None:
+        super().__init__(model, layers, input_gradients)
+        self._reuse = reuse  # whether a layer may run several times in one pass
+        self.compiled = False  # whether the model is running as a compiled graph
+        self._skipped: set[str] = set()  # layers that have run in a recorded pass without their weight gradient
+        self._running: Recording | None = None  # between the model's first and last instruction
+        self._interceptions = threading.local()  # micro-batches replay in threads of their own
+
+    def _enter(self, fused: Fused, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Let the module run as pieces with hooks, in a pass that is recorded, recomputed or replayed."""
+        if Playback.replays:
+            wanted = self._visitor is not None
+        else:
+            recomputed = bool(self._skipped) and torch._C._current_graph_task_id() != -1
+            wanted = torch.is_grad_enabled() and (self._running is not None or recomputed) and not transformed()
+        if wanted and fused.applies():
+            self._intercept(fused, Interception(fused.replacements()))
+
+    def _intercept(self, owner: Any, mode: Interception | Uses) -> None:
+        mode.__enter__()  # type: ignore[no-untyped-call]
+        self._interceptions.__dict__.setdefault("entered", []).append((owner, mode))
+
+    def _watch_loose(self, recording: Recording) -> None:
+        """See all uses of parameters that belong to no layer, from now on."""
+        if not self._loose or recording.autocast[0] or self.compiled or _has_compiled_parts(self.model):
+            return  # compiled parts call functions that are not seen
+        ignores = partial(is_derivative, recording)
+        recording.loose = Uses(self._loose, partial(self._touched, recording), recording.samples, ignores=ignores)
+        self._intercept(self, recording.loose)
+
+    def _without_samples(self, layer: ModelLayer, ids: Tensor, recording: Recording) -> bool:
+        """Whether an embedding has the same ids for all samples: then its rows are values that the samples share."""
+        if not self._reuse or not isinstance(layer.layer, Lookup) or recording.calls[layer.name] > 1:
+            return False
+        if not shared(ids, recording.samples()):
+            return False
+        p = layer.weight
+        if p not in self._loose:
+            self._loose[p] = ModelLayer(layer.name, Holder(p), Given(tuple(p.shape)))
+        if recording.loose is None:
+            self._watch_loose(recording)
+        elif id(p) not in recording.loose.known:
+            recording.loose.known[id(p)] = Made(p, {p})
+        return recording.loose is not None
+
+    def _touched(self, recording: Recording, p: nn.Parameter) -> None:
+        """The first use of a parameter that belongs to no layer; its gradients follow from all uses."""
+        recording.layers.append(LayerRecord(self._loose[p], EMPTY, 0))
+
+    def _leave(self, fused: Any, *_: Any) -> None:
+        entered = self._interceptions.__dict__.get("entered")
+        if entered and entered[-1][0] is fused:
+            entered.pop()[1].__exit__(None, None, None)

@@ -1,0 +1,284 @@
+"""Parameters that belong to no layer: every use of them in a pass, and from it the gradients of each sample.
+
+Such a parameter may be added or multiplied by broadcasting, belong to a module that hooks know nothing of, be shared by
+several modules, or be what a parametrised weight is computed from. While a pass is recorded, each function of torch
+that gets one is seen. Functions of parameters alone, such as a slice, a view or a weight norm, are remembered. Where
+the result meets the samples, the gradient at the output of that function is recorded. The gradient of a sample is then
+that of the function on its part of the arguments, pulled back to the parameter, and the sum over all uses.
+
+Only functions that are known to treat the samples in dimension 0 one by one take part. A parameter with any other use
+is left to the base optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ddpnopt.trace.layer_uses import positions, shared
+from ddpnopt.trace.loose_functions import (
+    EXPANDING,
+    IN_PLACE,
+    MEETING,
+    OF_PARAMETERS,
+    PASSIVE,
+    PRODUCTS,
+    ROWS,
+    SUMS,
+    WITH_RULES,
+)
+from ddpnopt.trace.recording import on_gradient
+
+LARGEST = 2**25  # numbers of the explicit gradients of one parameter; a larger one is left to the base optimizer
+
+Touch = Callable[[nn.Parameter], None]
+"""Called with a parameter at its first use."""
+
+
+class UseError(Exception):
+    """A use from which the gradients of the samples cannot be computed."""
+
+
+@dataclass(eq=False)
+class Made:
+    """A tensor computed from parameters alone."""
+
+    tensor: Tensor
+    roots: set[nn.Parameter]
+    func: Callable[..., Any] | None = None  # None: it is a parameter itself
+    args: Any = ()
+    kwargs: Any = None
+    index: int | None = None  # among several outputs
+
+
+@dataclass(eq=False)
+class Meeting:
+    """A function of samples and of tensors computed from parameters."""
+
+    func: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    roots: set[nn.Parameter]
+    out: Tensor
+    versions: list[tuple[Tensor, int]]  # of the samples' tensors when the function ran
+    gradient: Tensor | None = None
+
+
+def tensors(tree: Any) -> Iterable[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for part in tree:
+            yield from tensors(part)
+    elif isinstance(tree, dict):
+        yield from tensors(list(tree.values()))
+
+
+def replaced(tree: Any, change: Callable[[Tensor], Any]) -> Any:
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(replaced(part, change) for part in tree) if type(tree) in (tuple, list) else tree
+    return {key: replaced(part, change) for key, part in tree.items()} if isinstance(tree, dict) else tree
+
+
+class Watch(TorchFunctionMode):
+    """While it is entered, every function of torch that gets one of these parameters is seen."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], touch: Touch) -> None:
+        super().__init__()
+        self.known = {id(p): Made(p, {p}) for p in parameters}
+        self.touch = touch
+        self.touched: set[nn.Parameter] = set()
+
+    def _found(self, args: Any, kwargs: Any) -> list[Made]:
+        known = self.known
+        return [known[id(t)] for t in tensors((*args, *kwargs.values()) if kwargs else args) if id(t) in known]
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in PASSIVE:
+            return func(*args, **kwargs)
+        found = self._found(args, kwargs)
+        if not found:
+            return func(*args, **kwargs)
+        for p in {p for made in found for p in made.roots} - self.touched:
+            self.touched.add(p)
+            self.touch(p)
+        return self.seen(func, args, kwargs, found)
+
+    def seen(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Made]) -> Any:
+        return func(*args, **kwargs)
+
+
+class Uses(Watch):
+    """All uses of some parameters in one pass with a graph."""
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        touch: Touch,
+        samples: Callable[[], int],
+        *,
+        kept: bool = False,
+        ignores: Callable[[], bool] = bool,
+    ) -> None:
+        super().__init__(parameters, touch)
+        self.samples = samples  # their number, which is known by the time that a parameter meets them
+        self.ignores = ignores  # whether the backward pass that is running is not that of the loss
+        self.kept = kept  # whether outputs are cloned, so that they can be differentiated with respect to
+        self.meetings: list[Meeting] = []
+        self.left: set[nn.Parameter] = set()  # with a use that is not supported
+
+    def seen(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Made]) -> Any:
+        before = [(t, t._version) for t in tensors((args, kwargs)) if id(t) not in self.known]
+        out = func(*args, **kwargs)
+        outs = list(tensors(out))
+        if not any(o.requires_grad for o in outs):
+            return out
+        roots = {p for made in found for p in made.roots}
+        B = self.samples()
+        others = [(t, version) for t, version in before if _has_samples(t, func, B)]
+        first = found[0].tensor
+        expands = func in EXPANDING and outs[0].dim() > 0 and len(outs[0]) == B != (len(first) if first.dim() else 0)
+        if expands or (others and (func in MEETING or func in IN_PLACE)):
+            if len(outs) > 1 or not outs[0].dim() or len(outs[0]) % B:
+                self.left |= roots
+                return out
+            meeting = Meeting(IN_PLACE.get(func, func), args, kwargs, roots, outs[0], others)
+            self.meetings.append(meeting)
+            if self.kept:
+                return out if func in IN_PLACE else out.clone()
+            on_gradient(outs[0], partial(self._arrived, meeting))
+            meeting.out = outs[0].detach()
+        elif func is F.embedding and not shared(args[0], B):
+            self.left |= roots  # ids of samples that are not in dimension 0
+        elif not others and func in OF_PARAMETERS:
+            for k, each in enumerate(outs):
+                index = None if isinstance(out, Tensor) else k
+                self.known[id(each)] = Made(each, roots, WITH_RULES.get(func, func), args, kwargs, index)
+        else:
+            self.left |= roots
+        return out
+
+    def _arrived(self, meeting: Meeting, gradient: Tensor) -> None:
+        if not self.ignores():
+            meeting.gradient = gradient.reshape(meeting.out.shape)
+
+    # -- the gradients of the samples ---------------------------------------------------------------------------------
+
+    def gradients(self, at: list[Tensor | None] | None = None) -> dict[nn.Parameter, Tensor]:
+        """Of each parameter, (B, numbers), from the gradients at the meetings, those recorded or others."""
+        B = self.samples()
+        total: dict[nn.Parameter, Tensor] = {}
+        for meeting, g in zip(self.meetings, [m.gradient for m in self.meetings] if at is None else at, strict=True):
+            roots = [p for p in meeting.roots if p not in self.left]
+            if g is None or not roots:
+                continue
+            try:
+                if any(t._version != version for t, version in meeting.versions) and meeting.func not in SUMS:
+                    raise UseError
+                if any(B * p.numel() > LARGEST for p in roots):
+                    raise UseError
+                found = self._of_meeting(meeting, g, roots, B)
+            except (UseError, RuntimeError, NotImplementedError, ValueError, TypeError):
+                self.left |= meeting.roots
+                continue
+            for p, gradient in zip(roots, found, strict=True):
+                gradient = gradient.reshape(B, -1)
+                total[p] = gradient if p not in total else total[p] + gradient
+        return {p: gradient for p, gradient in total.items() if p not in self.left}
+
+    def _of_meeting(self, meeting: Meeting, g: Tensor, roots: list[nn.Parameter], B: int) -> list[Tensor]:
+        plain = self._plain(meeting, g, roots, B)
+        if plain is not None:
+            return [plain]
+        values = [p.detach() for p in roots]
+        per_sample: list[Tensor] = []  # arguments with samples, (B, k, …)
+        places: dict[int, int] = {}
+        for t in tensors((meeting.args, meeting.kwargs)):
+            if id(t) not in self.known and id(t) not in places and _has_samples(t, meeting.func, B):
+                places[id(t)] = len(per_sample)
+                per_sample.append(t.detach().unflatten(0, (B, -1)))
+
+        def of_sample(sample: Tensor, parts: list[Tensor], q: Tensor) -> tuple[Tensor, ...]:
+            def output(*u: Tensor) -> Tensor:
+                env = dict(zip(map(id, roots), u, strict=True))
+                change = partial(self._value, env=env, places=places, parts=parts)
+                out: Tensor = meeting.func(*replaced(meeting.args, change), **replaced(meeting.kwargs, change))
+                if per_sample:
+                    return out
+                return out.index_select(0, sample[None])
+
+            pull = torch.func.vjp(output, *values)[1]
+            found: tuple[Tensor, ...] = pull(q)
+            return found
+
+        q = g.to(values[0].dtype).unflatten(0, (B, -1))
+        with torch.enable_grad():
+            each = torch.func.vmap(of_sample)(torch.arange(B, device=g.device), per_sample, q)
+        return [gradient.detach() for gradient in each]
+
+    def _value(self, t: Tensor, *, env: dict[int, Tensor], places: dict[int, int], parts: list[Tensor]) -> Any:
+        """An argument of a function, for one sample and other values of the parameters."""
+        if id(t) in env:
+            return env[id(t)]
+        if id(t) in places:
+            return parts[places[id(t)]]
+        made = self.known.get(id(t))
+        if made is None or made.func is None:
+            return t.detach()
+        change = partial(self._value, env=env, places=places, parts=parts)
+        out = made.func(*replaced(made.args, change), **replaced(made.kwargs, change))
+        env[id(t)] = out if made.index is None else out[made.index]
+        return env[id(t)]
+
+    def _plain(self, meeting: Meeting, g: Tensor, roots: list[nn.Parameter], B: int) -> Tensor | None:
+        """The gradients for x + u and x u, without a graph; None for anything else."""
+        args = meeting.args
+        if len(args) != 2 or meeting.kwargs or len(roots) != 1 or meeting.func not in SUMS | PRODUCTS or len(g) != B:
+            return None
+        u = roots[0]
+        x, y = args[0], args[1]
+        if (x is u) == (y is u):
+            return None
+        other = y if x is u else x
+        if isinstance(other, Tensor) and id(other) in self.known:
+            return None
+        if meeting.func in PRODUCTS:
+            g = g * (other.detach() if isinstance(other, Tensor) else other)
+        if u.dim() == g.dim() and len(u) == B and B > 1:
+            return None  # a table with a row for each place in dimension 0, which are no samples
+        over = g.dim() - u.dim()  # dimensions that u has not
+        if over < 0 or (over == 0 and len(u) > 1):
+            return None
+        if over == 0:
+            kept = [d for d in range(1, u.dim()) if u.shape[d] == 1 and g.shape[d] > 1]
+            return (g.sum(kept) if kept else g).reshape(B, -1)
+        dims = [d for d in range(1, g.dim()) if d < over or (u.shape[d - over] == 1 and g.shape[d] > 1)]
+        return (g.sum(dims) if dims else g).reshape(B, -1)
+
+    def scale(self, factor: float) -> None:
+        """Replace the recorded gradients by those of `factor` times the loss."""
+        for meeting in self.meetings:
+            if meeting.gradient is not None:
+                wide = torch.promote_types(meeting.gradient.dtype, torch.float32)
+                meeting.gradient = meeting.gradient.to(wide) * factor
+
+
+def _has_samples(t: Tensor, func: Callable[..., Any], B: int) -> bool:
+    """Whether a tensor has the samples in dimension 0, or rows of tokens of one sample after the other."""
+    if not t.dim() or not len(t):
+        return False
+    if len(t) == B:
+        return not positions(t)
+    return func in ROWS and t.dim() == 2 and len(t) % B == 0 and t.is_floating_point()
