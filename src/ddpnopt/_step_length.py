@@ -7,7 +7,7 @@ from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from ddpnopt._checks import ADVICE, not_finite
-from ddpnopt.ddp.step_length import Evidence
+from ddpnopt.ddp.step_length import RESOLUTION, Evidence
 from ddpnopt.ddp.value import ScaleFree
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ def choose_fraction(step: Step, value: ScaleFree, shorter: float) -> None:
     """Let the model of this batch and the memory of the steps before decide how much to ask for."""
     length, slope = step.opt._length, value.slope
     found = value.evidence()
+    if found.own < RESOLUTION:
+        value.forget()
+        found = value.evidence()
     if not math.isfinite(sum(astuple(found))):  # it would stay in the running estimates for ever
         raise not_finite("the Gram matrix of the samples' gradients", ADVICE)
     if step.evidence is None:  # not in a repetition

@@ -84,8 +84,7 @@ class DDPNOpt(HookedOptimizer):
         weight_decay: the stage cost lambda |u|^2 / 2, inside Q_u.
         open_loop_lr: with lr, that of the parameters without feedback: by default lr; with value="batch" Adam's 1e-3.
         exclude: names of layers that are left to the base optimizer.
-        average: keep the average of the weights for `eval()`; by default for value="batch". It needs the memory of one
-            more copy of the weights.
+        average: keep the average of the weights, one more copy, for `eval()`; by default for value="batch".
         reduction: whether the loss is a "mean" or a "sum" over the batch.
         on_nonfinite: "raise" an error when loss, gradient or update is not finite, or "skip" the step and count it;
             weights and state stay as they were in both cases.

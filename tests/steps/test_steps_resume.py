@@ -71,8 +71,8 @@ def test_training_continues_bit_for_bit_from_a_checkpoint(kind: str, at: int) ->
         step(again, resumed, t, kind)
     assert torch.equal(weights(again), weights(model))
     assert resumed._length == opt._length
-    assert resumed._rest_length == opt._rest_length
-    assert (opt._rest_length.steps > 0) is (kind == "mixed")
+    assert resumed._distance == opt._distance
+    assert (opt._distance.steps > 0) is (kind == "mixed")
 
 
 def frozen(state: object) -> object:

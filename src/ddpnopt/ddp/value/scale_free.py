@@ -113,6 +113,12 @@ class ScaleFree(Batch):
         stage.prior, stage.l_u = prior, None
         return effect
 
+    def forget(self) -> None:
+        """Drop the prior step: the model of this batch says that it leads uphill, or the batch has no loss."""
+        self.m = None
+        for stage, system in zip(self._stages, self._systems, strict=True):
+            stage.prior, system.m = None, None
+
     @property
     def slope(self) -> float | None:
         """The change of this batch's loss, to first order, if the last update were made again; None if not known."""

@@ -1,0 +1,66 @@
+"""Parameters without feedback: Adam whose length follows from the way travelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ddpnopt.ddp.distance import START, Distance
+
+
+def minimise(scale: float = 1.0, unit: float = 1.0, steps: int = 300) -> tuple[Tensor, Distance]:
+    """A quadratic with its minimum 3 units away from the start; the loss is multiplied by `scale`."""
+    torch.manual_seed(0)
+    x = unit * torch.randn(20)
+    target = x + 3 * unit * torch.randn(20).sign()
+    distance, state = Distance(), dict[str, Any]()
+    for _ in range(steps):
+        distance.step([x], [scale * (x - target) / unit**2], [state], [1.0])
+    return (x - target) / unit, distance
+
+
+def test_a_minimum_far_away_is_reached_without_a_learning_rate() -> None:
+    error, distance = minimise()
+    assert error.abs().max() < 0.3
+    assert distance.d > 20 * START
+
+
+@given(st.floats(-6, 6))
+def test_the_scale_of_the_loss_does_not_matter(power: float) -> None:
+    torch.testing.assert_close(minimise(10**power, steps=30)[0], minimise(steps=30)[0], rtol=1e-5, atol=1e-6)
+
+
+@given(st.floats(-1, 6))
+def test_the_unit_of_the_parameters_does_not_matter(power: float) -> None:
+    torch.testing.assert_close(minimise(unit=10**power, steps=30)[0], minimise(steps=30)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_the_bound_never_falls_and_stays_below_the_distance() -> None:
+    bounds = [minimise(steps=n)[1].d for n in range(1, 60, 5)]
+    assert bounds == sorted(bounds)
+    assert bounds[-1] < 3.0
+
+
+def test_entries_of_the_state_are_replaced_so_that_a_step_can_be_undone() -> None:
+    x, state, distance = torch.ones(3), dict[str, Any](), Distance()
+    distance.step([x], [torch.ones(3)], [state], [1.0])
+    kept = {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
+    before = dict(state)
+    distance.step([x], [torch.full((3,), 2.0)], [state], [1.0])
+    for name, value in kept.items():
+        assert torch.equal(before[name], value) if isinstance(value, Tensor) else before[name] == value
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.5])
+def test_a_scheduler_shortens_the_step(factor: float) -> None:
+    moved = []
+    for each in (1.0, factor):
+        x = torch.ones(3)
+        Distance().step([x], [torch.ones(3)], [{}], [each])
+        moved.append(float((1 - x).sum()))
+    assert moved[1] == pytest.approx(factor * moved[0])
