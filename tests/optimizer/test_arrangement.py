@@ -63,6 +63,25 @@ def test_a_sequence_first_model_takes_the_steps_of_the_batch_first_one(batch_dim
     assert_same(plain, other)
 
 
+@pytest.mark.parametrize("T", [5, 8], ids=["5 steps", "as many steps as samples"])
+def test_in_a_sequence_first_model_a_bare_parameter_is_left_to_the_base_optimizer_with_its_gradient(T: int) -> None:
+    class Shifted(Attention):
+        def __init__(self) -> None:
+            super().__init__("time")
+            self.shift = nn.Parameter(torch.randn(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(torch.tanh(x + self.shift))
+
+    model = Shifted()
+    opt = DDPNOpt(model, average=False)
+    before = model.shift.detach().clone()
+    train(model, opt, transposed=True, T=T)
+    assert opt.report.open_loop == ["shift"]
+    assert model.shift.grad is not None
+    assert not torch.equal(model.shift, before)
+
+
 def test_flattened_tokens_are_found_in_dimension_0() -> None:
     plain, other = twins("tokens")
     train(plain, DDPNOpt(plain), transposed=False, T=5)

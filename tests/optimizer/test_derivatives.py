@@ -74,6 +74,30 @@ def test_the_derivative_of_an_attack_does_not_belong_to_the_step() -> None:
     assert all(map(torch.equal, model.parameters(), twin.parameters()))
 
 
+class Shift(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.out = nn.Parameter(torch.randn(2)), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(x + self.shift))  # type: ignore[no-any-return]
+
+
+def test_a_derivative_by_the_inputs_after_the_backward_pass_leaves_the_gradient_of_bare_parameters() -> None:
+    model = Shift()
+    twin = copy.deepcopy(model)
+    a, b = DDPNOpt(model), DDPNOpt(twin)
+    x, y = torch.randn(9, 2, requires_grad=True), torch.randint(3, (9,))
+    for net_, opt in ((model, a), (twin, b)):
+        loss = F.cross_entropy(net_(x), y)
+        loss.backward(retain_graph=True)
+        if opt is a:
+            torch.autograd.grad(-5 * loss, x)
+        opt.step()
+    assert a.report.open_loop == []
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+
+
 def test_a_derivative_by_an_input_that_was_computed_counts() -> None:
     model, before = net(), nn.Linear(2, 2)
     twin = copy.deepcopy(model)

@@ -21,6 +21,21 @@ def convolutional() -> nn.Module:
     return nn.Sequential(nn.Conv1d(1, 4, 2), nn.BatchNorm1d(4), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3))
 
 
+class Mixed(nn.Module):
+    """A bare parameter, attention to a query of its own, and a recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(4))
+        self.attend = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.recur, self.out = nn.GRU(4, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.shift
+        x = x + self.attend(x[:, :1], x, x)[0]
+        return self.out(self.recur(x)[0][:, -1])  # type: ignore[no-any-return]
+
+
 class Inside(nn.Module):
     """All passes inside one model."""
 
@@ -41,7 +56,10 @@ def assert_same(a: nn.Module, b: nn.Module) -> None:
         torch.testing.assert_close(p, q, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("make", [dense, convolutional])
+SHAPES = {dense: (6, 5), convolutional: (6, 1, 5), Mixed: (6, 3, 4)}
+
+
+@pytest.mark.parametrize("make", SHAPES)
 @pytest.mark.parametrize("value", ["batch", "outer"])
 def test_three_passes_of_a_model_equal_one_pass_of_a_model_that_runs_it_three_times(
     make: Callable[[], nn.Module], value: str
@@ -51,7 +69,7 @@ def test_three_passes_of_a_model_equal_one_pass_of_a_model_that_runs_it_three_ti
     options = {"value": value} if value == "batch" else {"value": value, "lr": 0.1}
     opt_outside, opt_inside = DDPNOpt(outside, **options), DDPNOpt(inside, **options)  # type: ignore[arg-type]
     for _ in range(3):
-        xs = [torch.randn(6, 5)[:, None] if make is convolutional else torch.randn(6, 5) for _ in range(3)]
+        xs = [torch.randn(*SHAPES[make]) for _ in range(3)]
         for opt, run in ((opt_outside, lambda *xs: [outside(x) for x in xs]), (opt_inside, inside)):
             opt.zero_grad()
             loss = triplet(*run(*xs))

@@ -43,7 +43,7 @@ class HookedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
-        self._capture.arrivals.clear()
+        self._capture.arrivals.forget()
 
     @overload  # type: ignore[override]
     def step(self, closure: None = None, *, loss: float | Tensor | None = None) -> None: ...

@@ -156,13 +156,13 @@ def _merged(same: list[LayerRecord]) -> LayerRecord:
                 f"Convolution '{first.name}' ran on inputs of shape {tuple(first.x.shape)} and {tuple(record.x.shape)} "
                 f"in one step: exclude=['{first.name}'] leaves it to the base optimizer."
             )
+    if isinstance(layer, Given):  # the gradients of all its uses, in all passes, add up
+        first.p_h = torch.stack([record.p_h for record in same if record.p_h is not None]).sum(0)
+        return first
     if first.later is None:
         first.later = later(first.model_layer, [record.x for record in same])
     else:  # the first is a pass with several uses, or times, itself
         first.later = together(layer, [first.later, *(record.x for record in same[1:])])
-    if isinstance(layer, Given):  # the gradients of all its uses, in all passes, add up
-        first.p_h = torch.stack([record.p_h for record in same if record.p_h is not None]).sum(0)
-        return first
     first.x = layer.together([record.x for record in same])
     first.p_h = layer.together([record.p_h for record in same if record.p_h is not None])
     first.x_version, first.h_shape = first.x._version, first.p_h.shape

@@ -212,12 +212,16 @@ class Arrivals:
         self._roots: list[Tensor | None] = []  # the losses of these backward passes, each once
         self._task = -1  # the backward pass that the last of them is from
 
-    def clear(self) -> None:
-        """After a step, or to forget all passes."""
+    def forget(self) -> None:
+        """Forget all backward passes; one that has differentiated a pass may still become part of a loss."""
         self.recordings.clear()
-        self.differentiated = self.incomplete = False
         self._roots.clear()
         self._task = -1
+
+    def clear(self) -> None:
+        """After a step."""
+        self.forget()
+        self.differentiated = self.incomplete = False
 
     def see_root(self) -> None:
         """Note the loss of the backward pass that is running, once: it may go through several forward passes."""
