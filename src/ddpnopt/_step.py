@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
-from ddpnopt._step_length import accept_length, choose_fraction, watches_slope
+from ddpnopt._step_length import accept_length, choose_fraction, keep_update, watches_slope
 from ddpnopt._value import (
     Losses,
     Passes,
@@ -321,6 +321,8 @@ class Step:
             total = self.peers.total(total)
         if not math.isfinite(total):
             raise not_finite("a weight or output after the step", ADVICE)
+        if opt.form.scale_free:
+            keep_update(self)  # from here on the step cannot be undone
         if self.recording is not None:
             mine = self.recording.batch_size
             opt.samples += mine if self.peers.alone else self.peers.batch(mine)
