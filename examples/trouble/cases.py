@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -19,7 +20,13 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def record(
-    model: nn.Module, batches: Batches, loss_of: Loss, path: Path, *, tell: bool = True, factor: float = 1.0,
+    model: nn.Module,
+    batches: Batches,
+    loss_of: Loss,
+    path: Path,
+    *,
+    tell: bool = True,
+    factor: float = 1.0,
     **options: object,
 ) -> None:
     """Train on all batches and keep what each step did; a scheduler multiplies each of them by `factor`."""
@@ -102,7 +109,7 @@ def undone(steps: int, path: Path) -> None:
 def curved(steps: int, path: Path) -> None:
     """A deep autoencoder without norms or shortcuts."""
     widths = [20, 64, 32, 16, 4, 16, 32, 64, 20]
-    layers = [m for a, b in zip(widths, widths[1:], strict=False) for m in (nn.Linear(a, b), nn.Tanh())]
+    layers = [m for a, b in pairwise(widths) for m in (nn.Linear(a, b), nn.Tanh())]
     record(nn.Sequential(*layers[:-1]), ((x, x) for x, _ in classes(steps)), F.mse_loss, path)
 
 

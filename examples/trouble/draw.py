@@ -1,6 +1,6 @@
 """Draws the pictures of docs/trouble.md: the loss and the telling curve of each case.
 
-    python examples/trouble/draw.py docs/img
+python examples/trouble/draw.py docs/img
 """
 
 from __future__ import annotations
