@@ -71,7 +71,7 @@ def _length(log: RunLog) -> list[Symptom]:
         found.append(
             Symptom(
                 "Small steps",
-                f"a step asks for {median(fraction):.1g} of the loss: batches disagree, or a scheduler shortens the steps.",
+                f"a step asks for {median(fraction):.1g} of the loss: noise, or a scheduler that shortens steps.",
             )
         )
     elif _share_kept(log) < POOR_MODEL:
