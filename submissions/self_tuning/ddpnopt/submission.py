@@ -12,7 +12,7 @@ from algoperf import spec
 
 from ddpnopt import DDPNOpt
 
-# The linear algebra of a step is cubic in the batch size, so batches are at most of a size at which it does not dominate.
+# The linear algebra of a step is cubic in the batch size: these are sizes at which it does not dominate.
 BATCH_SIZES = {
     "criteo1tb": 2048,
     "fastmri": 32,
