@@ -1,4 +1,4 @@
-"""A character-level GPT that learns a licence by heart: `python examples/gallery/gpt.py --out pictures`."""
+"""A character-level GPT that learns a licence: `python examples/gallery/gpt.py --out pictures`."""
 
 from __future__ import annotations
 

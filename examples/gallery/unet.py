@@ -64,8 +64,8 @@ def main(steps: int = 60, out: Path | None = None) -> float:
         found = model(x) > 0
     both, either = (found & mask.bool()).sum(), (found | mask.bool()).sum()
     if out is not None:
-        with picture(out / "gallery-unet", "U-Net: loss, and image, truth, answer", losses, 12) as axes:
-            shown = [image for i in range(4) for image in (x[i, 0], mask[i, 0], found[i, 0].float())]
+        with picture(out / "gallery-unet", "U-Net: loss; images above, truth, answers below", losses, 12) as axes:
+            shown = [*x[:4, 0], *mask[:4, 0], *found[:4, 0].float()]
             for axis, image in zip(axes, shown, strict=True):
                 axis.imshow(image, cmap="gray", vmin=-1, vmax=2)
     return (both / either).item()

@@ -43,7 +43,7 @@ REASONS: dict[str, list[tuple[str, str]]] = {
         ("MNIST, CNN", "One fixed damping serves all data sets; EKFAC was tuned for this one."),
     ],
     "table3": [
-        ("WINE", "The test set is so small that a single sample is several points."),
+        ("WINE", "The test set is so small that a single sample is more than two points."),
         ("DIGITS", NOISE),
         ("F-MNIST, FCN|MNIST, CNN", SHORT),
         ("MNIST, FCN", "At the rate that tuning chose, a seed fails to train, as the deviation shows."),
