@@ -326,6 +326,8 @@ class Step:
         if self.recording is not None:
             mine = self.recording.batch_size
             opt.samples += mine if self.peers.alone else self.peers.batch(mine)
+        if opt.form.scale_free:
+            opt.report.fraction, opt.report.kappa = self.fraction, opt._length.kappa
 
     def _write_report(self, recording: Recording, log: Log) -> None:
         report, losses = self.opt.report, self.losses
