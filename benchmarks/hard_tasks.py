@@ -9,6 +9,7 @@ and is not computed again.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -174,7 +175,7 @@ def autoencoder(data: Path | None) -> Task:
 
     def model() -> nn.Module:
         sizes, layers = (784, 400, 100, 20, 100, 400, 784), []
-        for a, b in zip(sizes, sizes[1:], strict=False):
+        for a, b in itertools.pairwise(sizes):
             layers += [nn.Linear(a, b), nn.ReLU()]
         return nn.Sequential(*layers[:-1])
 

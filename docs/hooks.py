@@ -1,4 +1,4 @@
-"""Takes the figures that pages show from `results/`, so that each is in the repository once.
+"""Takes figures and the page of results from `results/`, so that each is in the repository once.
 
 A page refers to them as a reader of the repository would, `../results/lr-window/ablations-digits.svg`; in the site they
 are in the folder `results`.
@@ -13,7 +13,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-_OUTSIDE = re.compile(r"\((?P<up>(?:\.\./)*)\.\./(?P<path>results/[^)\s]+\.svg)\)")
+_OUTSIDE = re.compile(r"\((?P<up>(?:\.\./)*)\.\./(?P<path>results/[^)\s]+\.(?:svg|html))\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
 from ddpnopt._collect import one_recording, why_open_loop
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
-from ddpnopt._step_length import accept_length, choose_fraction, watches_slope
+from ddpnopt._step_length import accept_length, choose_fraction, keep_update, watches_slope
 from ddpnopt._troubles import DEAD_EVERY
 from ddpnopt._value import (
     Losses,
@@ -330,10 +330,14 @@ class Step:
             total = self.peers.total(total)
         if not math.isfinite(total):
             raise not_finite("a weight or output after the step", ADVICE)
+        if opt.form.scale_free:
+            keep_update(self)  # from here on the step cannot be undone
         opt._troubles.after_step(opt.report)
         if self.recording is not None:
             mine = self.recording.batch_size
             opt.samples += mine if self.peers.alone else self.peers.batch(mine)
+        if opt.form.scale_free:
+            opt.report.fraction, opt.report.kappa = self.fraction, opt._length.kappa
 
     def _write_report(self, recording: Recording, log: Log) -> None:
         report, losses = self.opt.report, self.losses

@@ -44,8 +44,7 @@ def choose_fraction(step: Step, value: ScaleFree, shorter: float) -> None:
 
 
 def accept_length(step: Step, found: Evidence, after: float | None) -> bool:
-    """Remember the step and how far the model was from the truth; only one that goes completely wrong is refused."""
-    assert step.recording is not None
+    """Remember how far the model was from the truth; only a step that goes completely wrong is refused."""
     change = None
     if after is not None and step.loss_before is not None and found.loss > 0:
         change = (after - step.loss_before) / found.loss
@@ -55,10 +54,16 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> bool:
             return False
     if found.loss > 0:
         step.opt._length.learn(found, step.asked, step.fraction, change)
-    for stage, record in zip(step.stages, step.recording.layers, strict=True):
-        step.opt.state[record.parameters[0]]["update"] = [
-            old - w.detach() for w, old in zip(stage.weights, stage.u, strict=True)
-        ]
     if step.rest:
         step.opt._parameters.update_by_distance(step.rest, step.opt._distance)
     return True
+
+
+def keep_update(step: Step) -> None:
+    """Turn the copies of the old weights into the update, for the next step."""
+    if not step.stages:  # undone
+        return
+    assert step.recording is not None
+    for stage, record in zip(step.stages, step.recording.layers, strict=True):
+        update = [old.sub_(w.detach()) for w, old in zip(stage.weights, stage.u, strict=True)]
+        step.opt.state[record.parameters[0]]["update"] = update

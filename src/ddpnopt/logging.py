@@ -1,17 +1,24 @@
-"""The diagnostics of `opt.report` as numbers by name: printed, or written to TensorBoard.
+"""The diagnostics of `opt.report` as numbers by name: kept in a file, printed, or written to TensorBoard.
 
 Use `DDPNOpt(model, diagnostics=True)` for all of them; without it only the counters are known. After each step::
 
-    log = TensorBoard(opt, "runs/first")        # needs the package tensorboard
+    log = Recorder(opt, "run.jsonl")            # `ddpnopt view run.jsonl` shows it as curves
     opt.step()
-    log()
+    log(loss)
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import sys
+import time
+from pathlib import Path
 from typing import Any, TextIO
+
+from torch import Tensor
+from torch.optim import Optimizer
 
 from ddpnopt._checks import require
 from ddpnopt.errors import OptionError
@@ -22,7 +29,7 @@ from ddpnopt.report import Report
 def numbers(report: Report) -> dict[str, float]:
     """What a report holds, flat: "predicted", "actual", …, "layers/NAME/feedback"; what is not known is left out."""
     found: dict[str, float] = {}
-    for name in ("predicted", "actual", "guarded", "shortened", "undone", "skipped"):
+    for name in ("predicted", "actual", "fraction", "kappa", "guarded", "shortened", "undone", "skipped"):
         value = getattr(report, name)
         if value is not None:
             found[name] = float(value)
@@ -51,6 +58,50 @@ class Printer:
                 f"  {layer}: update {part.update:.3g} = open loop {part.open_loop:.3g} + feedback {part.feedback:.3g}"
             )
             print(text, file=self.file or sys.stdout)
+
+
+class Recorder:
+    """Appends a line of JSON after every so many steps: what `ddpnopt view` shows, live or later.
+
+    A line holds the step, the seconds since the start and the numbers of the report. A training that is continued may
+    write to the same file: of a step that is there twice, the later line counts. Other optimizers can be recorded, too;
+    of those only the loss is known.
+    """
+
+    def __init__(self, opt: Optimizer, path: str | os.PathLike[str], every: int = 1) -> None:
+        require(every >= 1, "every", every, "at least 1")
+        self.opt, self.every = opt, every
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("a", encoding="utf-8", buffering=1)  # each line is there for a live view
+        self._start, self._steps = time.perf_counter(), 0
+        self._said: dict[str, Any] = {}
+
+    def __call__(self, loss: float | Tensor | None = None) -> None:
+        """Call it after `step()`, with the loss of the batch."""
+        report = self.opt.report if isinstance(self.opt, DDPNOpt) else None
+        self._steps = self.opt.steps if isinstance(self.opt, DDPNOpt) else self._steps + 1
+        if self._steps % self.every:
+            return
+        line: dict[str, Any] = {"step": self._steps, "seconds": round(time.perf_counter() - self._start, 4)}
+        if loss is not None:
+            line["loss"] = float(loss.detach() if isinstance(loss, Tensor) else loss)
+        if report is not None:
+            line |= numbers(report)
+            about = {"kind": report.loss, "open_loop": report.open_loop}
+            if about != self._said:  # names are long: only when they change
+                line["about"] = self._said = {"kind": report.loss, "open_loop": list(report.open_loop)}
+        finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
+        self._file.write(json.dumps(finite) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class TensorBoard:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -47,6 +48,33 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def source_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("hatchling", reason="the source archive is built by hatchling")
+    out = tmp_path_factory.mktemp("sdist")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(out)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    (found,) = out.glob("*.tar.gz")
+    return found
+
+
+def test_the_source_archive_gives_the_same_wheel_and_has_what_the_readme_points_to(
+    source_archive: Path, wheel: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(source_archive) as archive:
+        archive.extractall(tmp_path / "source", filter="data")
+    (unpacked,) = (tmp_path / "source").iterdir()
+    links = re.findall(r"\]\(([^)#]+)", (unpacked / "README.md").read_text(encoding="utf-8"))
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (unpacked / link).exists()] == []
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "-w"]
+    built = subprocess.run([*command, str(tmp_path), str(source_archive)], capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    (again,) = tmp_path.glob("*.whl")
+    assert sorted(zipfile.ZipFile(again).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
+
+
+@pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with the wheel and, by a path to this one's packages, torch."""
     home = tmp_path_factory.mktemp("wheel-venv")
@@ -82,6 +110,18 @@ def test_the_command_line_of_the_wheel_answers(python: Path, tmp_path: Path) -> 
     done = run(python, "-m", "ddpnopt", "report", "--results", "none", cwd=tmp_path)
     assert done.returncode == 2
     assert "there is no folder none" in done.stderr
+
+
+def test_a_task_of_ones_own_is_compared_and_a_run_is_viewed_from_the_wheel(python: Path, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "examples" / "compare" / "my_task.py", tmp_path)
+    options = ("--steps", "3", "--seeds", "1", "--methods", "ddpnopt,adam@0.01", "--out", "out")
+    done = run(python, "-m", "ddpnopt", "compare", "my_task.py", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "DDPNOpt" in done.stdout
+    (tmp_path / "run.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n', encoding="utf-8")
+    done = run(python, "-m", "ddpnopt", "view", "run.jsonl", "--page", "run.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Loss of the batch" in (tmp_path / "run.html").read_text(encoding="utf-8")
 
 
 def test_version_changelog_and_citation_agree() -> None:

@@ -33,7 +33,7 @@ STATUS = {
 
 
 @dataclass
-class Recorder:
+class IterationRecorder:
     """Current values of the whole batch, (B,) each, and the rows of the history."""
 
     cost: Tensor
@@ -44,7 +44,7 @@ class Recorder:
     rows: list[tuple[Tensor, Tensor, Tensor, Tensor]]
 
     @classmethod
-    def start(cls, cost: Tensor) -> Recorder:
+    def start(cls, cost: Tensor) -> IterationRecorder:
         zeros = torch.zeros_like(cost)
         counts = torch.zeros_like(cost, dtype=torch.long)
         return cls(cost.clone(), zeros, zeros.clone(), counts, counts.clone(), [])
@@ -76,7 +76,7 @@ class Recorder:
 
 
 def solution(
-    problem: Problem, start: Start, trajectory: Trajectory, k: Blocks, K: Blocks, recorder: Recorder
+    problem: Problem, start: Start, trajectory: Trajectory, k: Blocks, K: Blocks, recorder: IterationRecorder
 ) -> Solution:
     """Blocks to per-stage tensors; the batch dimension goes if the user gave none."""
     statuses = tuple(STATUS[Ending(code)] for code in recorder.ending.tolist())

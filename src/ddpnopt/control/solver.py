@@ -20,7 +20,7 @@ from .errors import ControlError
 from .inputs import ControlsLike, Start, prepare
 from .options import Method, Options
 from .problem import Problem
-from .record import Ending, Recorder, solution
+from .record import Ending, IterationRecorder, solution
 from .rollout import simulate, stage_costs
 from .search import Current, line_search
 from .solution import Solution
@@ -121,7 +121,7 @@ class _Solver:
     def run(self) -> Solution:
         work = self._begin()
         self.result = work.current.trajectory  # of the whole batch
-        self.recorder = Recorder.start(work.current.cost)
+        self.recorder = IterationRecorder.start(work.current.cost)
         for iteration in range(self.options.max_iterations):
             expansion = work.expansion or self._expand(work.current.trajectory)
             work = self._check_gradient(changed(work, expansion=expansion), first=iteration == 0)

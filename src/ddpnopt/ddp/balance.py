@@ -21,7 +21,9 @@ from torch import Tensor
 from ddpnopt._distributed import Peers
 from ddpnopt.linear.layer import Layer, Parts
 
-DECAY = 0.95  # of the running averages: they cover about the last twenty batches
+DECAY = 0.95  # of the running averages: they cover about the last twenty looks
+EVERY_STEP = 20  # steps in which each batch is looked at; after them every REFRESH-th
+REFRESH = 4
 FLOOR = 0.01  # of a mean square, relative to their mean: a silent feature is not amplified without bound
 POWER = -0.25  # of a mean square: 1/4 on each side of the Gram matrix is M^1/2
 
@@ -48,19 +50,27 @@ class Balance:
 
 
 def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers) -> Balance:
-    """The factors for inputs x and output gradients p; `state` keeps the running profiles."""
+    """The factors for inputs x and output gradients p; `state` keeps the running profiles and factors."""
     input_dim, output_dim = layer.feature_dims
+    looks = state["balance_looks"] = state.get("balance_looks", 0) + 1
+    if looks <= EVERY_STEP or looks % REFRESH == 0:
+        _observe(x, p, input_dim, output_dim, state, peers)
+    xi, psi = state.get("input_factor"), state.get("output_factor")
+    return Balance(_along(xi, x, input_dim), _along(psi, p, output_dim), layer.outer_factors(xi, psi))
+
+
+def _observe(
+    x: Tensor, p: Tensor, input_dim: int | None, output_dim: int | None, state: dict[str, Any], peers: Peers
+) -> None:
+    """Update the running profiles and the factors that follow from them."""
     weight = state["balance_weight"] = DECAY * state.get("balance_weight", 0.0) + 1 - DECAY
-    xi = psi = None
     if output_dim is not None:
-        psi = _factor(p, output_dim, state, "output_profile", weight, peers)
+        state["output_factor"] = _factor(p, output_dim, state, "output_profile", weight, peers)
     if input_dim is not None:
-        assert psi is not None
         columns = _factor(x, input_dim, state, "input_profile", weight, peers, constant=True)
         # the layer multiplies its bias by 1: the factor of that column goes to the other side
-        xi, psi = columns[:-1] / columns[-1], psi * columns[-1]
-    factors = [factor.to(p.device) for factor in layer.outer_factors(xi, psi)]
-    return Balance(_along(xi, x, input_dim), _along(psi, p, output_dim), factors)
+        state["input_factor"] = columns[:-1] / columns[-1]
+        state["output_factor"] = state["output_factor"] * columns[-1]
 
 
 def _factor(

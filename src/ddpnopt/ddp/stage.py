@@ -40,8 +40,8 @@ class Stage:
     momentum: float = 0.0
     later: Tensor | None = None  # the part of x of later uses, of a layer that runs several times in one pass
     balance: Balance | None = None  # the variables that the per-sample gradients and d are in, if not u itself
-    prior: Parts | None = None  # where the step goes without this batch, with the sign of a gradient
-    fraction: float = 1.0  # of it that the step takes
+    prior: list[tuple[float, Parts]] = field(default_factory=list)  # factors and steps (with the sign of a gradient)
+    fraction: float = 1.0  # of the prior that the step takes
     changed: bool = field(default=False, init=False)  # whether `weights` differ from u
     _gradients: SampleGradients | None = field(default=None, init=False)
 

@@ -117,9 +117,9 @@ def _update_balanced(stage: Stage, d: Direction, policy: Policy, log: Log | None
     parts = d.parts()
     for weight, part, factor in zip(stage.weights, parts, stage.balance.factors, strict=True):
         weight.addcmul_(part, factor, value=-stage.eta)
-    if stage.prior is not None:
-        for weight, part in zip(stage.weights, stage.prior, strict=True):
-            weight.sub_(part, alpha=stage.fraction)
+    for share, step in stage.prior:
+        for weight, part in zip(stage.weights, step, strict=True):
+            weight.sub_(part, alpha=stage.fraction * share)
     if log is not None:
         open_loop = policy(None).parts()
         feedback = [a - b for a, b in zip(parts, open_loop, strict=True)]

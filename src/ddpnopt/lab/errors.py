@@ -26,3 +26,7 @@ class NotApplicableError(ExperimentError):
 
 class NoDefaultRateError(ExperimentError):
     """A method without a default learning rate was asked to run at its default."""
+
+
+class TaskError(ExperimentError):
+    """A task of the user's own that does not fit, or that failed; the message names the function and the line."""

@@ -99,8 +99,8 @@ class Layer(ABC):
         assert xi is not None
         assert psi is not None
         trailing = [1] * (len(self.weight_shape) - 2)
-        of_inputs = xi.view(self.groups, -1).repeat_interleave(self.weight_shape[0] // self.groups, 0)
-        weight = (psi[:, None] * of_inputs).view(*of_inputs.shape, *trailing)
+        of_groups = psi.view(self.groups, -1, 1) * xi.view(self.groups, 1, -1)
+        weight = of_groups.view(self.weight_shape[0], -1, *trailing)
         return [weight, psi] if self.bias else [weight]
 
     def sample_grads(self, x: Tensor, v: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ddpnopt.lab.page.benches import parse
 from ddpnopt.lab.page.build import write_page
 from ddpnopt.lab.page.charts import chart
 from ddpnopt.lab.page.items import MissingItem, ShownItem, read_item, read_items
+from ddpnopt.lab.page.reasons import reason
 from ddpnopt.lab.page.tables import ShownTable
 from ddpnopt.lab.page.text import inline
 
@@ -103,6 +105,34 @@ def test_an_out_that_cannot_be_written_says_so(results: Path, tmp_path: Path) ->
     shown = CliRunner().invoke(app, ["report", "--results", str(results), "--out", str(tmp_path / "file" / "p.html")])
     assert shown.exit_code == 2
     assert "--out: cannot write" in shown.stderr
+
+
+def test_every_claim_of_the_stored_results_that_does_not_hold_has_a_sentence_why() -> None:
+    stored = [item for item in read_items(Path(__file__).parents[3] / "results") if isinstance(item, ShownItem)]
+    failed = [(item.name, claim.text) for item in stored for claim in item.claims if claim.holds is not True]
+    assert len(failed) > 10
+    assert [each for each in failed if not reason(*each)] == []
+    for name, text in failed:
+        why = reason(name, text)
+        assert why.endswith(".")
+        assert not re.search(r"\d", why), "figures belong to the claim, which the results write"
+
+
+def test_a_reason_stands_with_a_claim_that_does_not_hold_and_with_no_other(tmp_path: Path) -> None:
+    claim = {"paper": "a", "ours": "b"}
+    content = {
+        "title": "T", "where": "W", "quick": False, "tables": [], "pictures": [], "notes": [], "machine": "",
+        "claims": [
+            {"text": "DIGITS: one", "holds": False, **claim},
+            {"text": "DIGITS: two", "holds": True, **claim},
+            {"text": "elsewhere", "holds": False, **claim},
+        ],
+    }  # fmt: skip
+    (tmp_path / "table3").mkdir()
+    (tmp_path / "table3" / "result.json").write_text(json.dumps(content), encoding="utf-8")
+    write_page(tmp_path, tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert text.count('class="why"') == 2, "in the summary and with the item"
 
 
 def test_the_command_counts_items_and_claims(results: Path, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from ddpnopt.lab.compare import comparison
-from ddpnopt.lab.compare.comparison import ComparedMethod, compare, tuned
+from ddpnopt.lab.comparison import comparison
+from ddpnopt.lab.comparison.comparison import ComparedMethod, compare, tuned
 from ddpnopt.lab.data import load
 from ddpnopt.lab.errors import ExperimentError
 from ddpnopt.lab.networks import build

@@ -33,7 +33,7 @@ from ddpnopt.ddp.stage import Displacement, Stage, per_sample_dot
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.value.batch import TOGETHER, Batch, Solver, System
 from ddpnopt.ddp.value.coupling import Coupling
-from ddpnopt.linear.layer import Parts, add
+from ddpnopt.linear.layer import Parts
 from ddpnopt.linear.metric import IDENTITY, Metric
 from ddpnopt.linear.sample_gradients import SampleGradients
 
@@ -78,11 +78,11 @@ class ScaleFree(Batch):
             K = own.gram(IDENTITY)
         else:
             if effect is None:  # another process may have one
-                effect = torch.zeros_like(stage.p_h[0][:, :1].flatten())
+                effect = stage.p_h[0].new_zeros(len(stage.p_h[0]))
             K, effect = coupling.gram(IDENTITY, effect)
         K = K.to(self.L.dtype)
         k = float(torch.vdot(self.L, K.diagonal()) / len(self.L))
-        size = max(float(stage.u[0].square().mean().sqrt()), LEAST_SIZE)
+        size = max(_root_mean_square(stage.u[0]), LEAST_SIZE)
         n = sum(part.numel() for part in stage.u)
         relative = size * (n / k) ** 0.5 if k > 0 else 0.0
         stage.eta *= relative
@@ -100,16 +100,19 @@ class ScaleFree(Batch):
         def effect_of(step: Parts) -> Tensor:
             return per_sample_dot(stage.p_h[0], stage.layer.apply(stage.x, step))
 
-        prior = effect = None
+        prior: list[tuple[float, Parts]] = []
+        effect = None
         last, penalty = stage.state.pop("update", None), _penalty_step(stage)
         if last is not None and len(last) == len(stage.u) and (self.memory or self.watch):
             repeated = effect_of(last)
             self._slope = (self._slope or 0.0) - float(repeated.sum())
             if self.memory:
-                prior, effect = [self.memory * part for part in last], self.memory * repeated
+                prior.append((self.memory, last))
+                effect = self.memory * repeated
         if penalty is not None:
+            prior.append((1.0, penalty))
             own = effect_of(penalty)
-            prior, effect = add(penalty, prior), own if effect is None else effect + own
+            effect = own if effect is None else effect + own
         stage.prior, stage.l_u = prior, None
         return effect
 
@@ -117,7 +120,7 @@ class ScaleFree(Batch):
         """Drop the prior step: the model of this batch says that it leads uphill, or the batch has no loss."""
         self.m = None
         for stage, system in zip(self._stages, self._systems, strict=True):
-            stage.prior, system.m = None, None
+            stage.prior, system.m = [], None
 
     @property
     def slope(self) -> float | None:
@@ -203,6 +206,10 @@ def _penalty_step(stage: Stage) -> Parts | None:
     assert stage.balance is not None
     steps = []
     for u, scaled in zip(stage.u, stage.balance.scale(stage.balance.scale(stage.l_u)), strict=True):
-        size = u.abs().clamp_min(LEAST_SIZE * max(float(u.square().mean().sqrt()), LEAST_SIZE))
+        size = u.abs().clamp_min(LEAST_SIZE * max(_root_mean_square(u), LEAST_SIZE))
         steps.append(rate * scaled / (1 + rate * scaled.abs() / size))
     return steps
+
+
+def _root_mean_square(a: Tensor) -> float:
+    return float(torch.linalg.vector_norm(a)) / max(1, a.numel()) ** 0.5

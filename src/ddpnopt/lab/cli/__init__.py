@@ -10,6 +10,7 @@ from ddpnopt.lab.cli.data import data
 from ddpnopt.lab.cli.report import report
 from ddpnopt.lab.cli.reproduce import reproduce
 from ddpnopt.lab.cli.train import train
+from ddpnopt.lab.cli.view import view
 
 app = typer.Typer(
     name="ddpnopt",
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(compare)
 app.command()(train)
+app.command()(view)
 app.command()(data)
 app.command()(reproduce)
 app.command()(report)

@@ -89,6 +89,15 @@ class Outcome:
         """The metric of a classification task, in percent."""
         return self.metric
 
+    @property
+    def step_seconds(self) -> float:
+        """Of a usual step: the median over all steps, or over the moments of the curve where those are not known."""
+        if self.details is not None:
+            return self.details.record.median_step_seconds
+        ends = list(zip([0, *self.curve.steps], [0.0, *self.curve.seconds], strict=True))
+        spans = [(later - sooner) / (b - a) for (a, sooner), (b, later) in pairwise(ends)]
+        return median(spans) if spans else math.nan
+
     def to_json(self) -> str:
         stored = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "details"}
         return json.dumps({**stored, "curve": vars(self.curve)})

@@ -57,9 +57,16 @@ def candidates(base: RunConfig, points: int | None = None) -> list[RunConfig]:
     ]
 
 
-def search(grids: Sequence[Sequence[RunConfig]], seeds: int, compute: Compute) -> list[list[Candidate]]:
-    """Every grid with its candidates, best first; an empty grid has none. All runs are computed in one call."""
-    wanted = [replace(config, seed=seed, validation=True) for grid in grids for config in grid for seed in range(seeds)]
+def search(
+    grids: Sequence[Sequence[RunConfig]], seeds: int, compute: Compute, *, validation: bool = True
+) -> list[list[Candidate]]:
+    """Every grid with its candidates, best first; an empty grid has none. All runs are computed in one call.
+
+    Without `validation` they are judged by the task's own metric, for tasks that hold no data out.
+    """
+    wanted = [
+        replace(config, seed=seed, validation=validation) for grid in grids for config in grid for seed in range(seeds)
+    ]
     found = iter(compute(wanted))
     ranked = []
     for grid in grids:

@@ -22,7 +22,10 @@ class Evaluation(NamedTuple):
 
 
 class TrainingProblem(Protocol):
-    """One model to train, with its data."""
+    """One model to train, with its data.
+
+    If it has an attribute `hands_loss_over` that is true, DDPNOpt is given the value of the loss with each step.
+    """
 
     @property
     def model(self) -> nn.Module: ...

@@ -15,8 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from ddpnopt import DDPNOpt
 from ddpnopt.lab.data import Dataset
-from ddpnopt.lab.errors import NoDefaultRateError, NotApplicableError
+from ddpnopt.lab.errors import NoDefaultRateError, NotApplicableError, TaskError
 from ddpnopt.lab.methods.method import is_convolutional
 from ddpnopt.lab.methods.registry import make_optimizer
 from ddpnopt.lab.runs.checkpoints import Checkpoints
@@ -37,6 +38,8 @@ class Progress:
 
 
 OnStep = Callable[[Progress], None]
+LARGE = 1_000_000
+"""Parameters from which on a network without convolutions takes all threads."""
 
 
 def run_epochs(
@@ -70,7 +73,10 @@ def run_epochs(
                 return record
             loss.backward()
             try:
-                optimizer.step()
+                if isinstance(optimizer, DDPNOpt) and getattr(problem, "hands_loss_over", False):
+                    optimizer.step(loss=loss)
+                else:
+                    optimizer.step()
             except FloatingPointError:  # an optimizer that refuses a step which is not finite
                 record.diverged = True
                 return record
@@ -110,12 +116,12 @@ def set_mode(optimizer: Optimizer, mode: str) -> None:
 
 @contextmanager
 def one_thread_for_small(model: nn.Module) -> Iterator[None]:
-    """One thread for a network without convolutions.
+    """One thread for a small network without convolutions.
 
     Its matrices are so small that a second thread costs more than it saves, ten times more when the cores are busy.
     """
     before = torch.get_num_threads()
-    if not is_convolutional(model):
+    if not is_convolutional(model) and sum(p.numel() for p in model.parameters()) < LARGE:
         torch.set_num_threads(1)
     try:
         yield
@@ -149,6 +155,8 @@ def train(
         generator = torch.Generator().manual_seed(config.seed)
         try:
             run_epochs(problem, optimizer, generator, on_step=on_step, checkpoints=checkpoints, record=record)
+        except TaskError:  # says nothing of the method
+            raise
         except Exception as failed:  # an eigendecomposition of NaN raises LinAlgError, others what they like
             if not record_errors:
                 raise

@@ -49,17 +49,19 @@
     });
   }
 
-  const tiles = [...document.querySelectorAll(".tile")];
+  const tiles = [...document.querySelectorAll("button.tile")];
   for (const tile of tiles) {
     tile.addEventListener("click", () => {
       const on = tile.getAttribute("aria-pressed") !== "true";
       for (const other of tiles) other.setAttribute("aria-pressed", String(on && other === tile));
       let shown = 0;
-      const rows = [...document.querySelectorAll("#claims tbody tr")];
+      const rows = [...document.querySelectorAll("#claims tr[data-verdict]")];
       for (const row of rows) {
         row.hidden = on && row.dataset.verdict !== tile.dataset.verdict;
         shown += !row.hidden;
       }
+      for (const group of document.querySelectorAll("#claims tbody"))
+        group.hidden = ![...group.querySelectorAll("tr[data-verdict]")].some((row) => !row.hidden);
       const hint = document.getElementById("tally-hint");
       hint.hidden = !on;
       hint.textContent = on ? `${shown} of ${rows.length} claims shown; press again for all.` : "";

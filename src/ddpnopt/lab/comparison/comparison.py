@@ -1,4 +1,4 @@
-"""Several methods on one data set, over seeds: the runs and their summary."""
+"""Several methods on one task, over seeds: the runs and their summary."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ddpnopt.lab.runs.classification import ClassificationTask
 from ddpnopt.lab.runs.config import RunConfig
 from ddpnopt.lab.runs.outcome import Outcome, TrainingRecord
 from ddpnopt.lab.runs.search import best_rate
+from ddpnopt.lab.runs.task import Task
 from ddpnopt.lab.runs.training import Progress, train
 from ddpnopt.lab.tables import Spread
 
@@ -31,10 +32,10 @@ class ComparedMethod:
     lr: float | None = None
 
     @classmethod
-    def parse(cls, text: str) -> ComparedMethod:
+    def parse(cls, text: str, known: Sequence[str] = TRAINED_METHODS) -> ComparedMethod:
         """Reads `adam` or `adam@0.003`."""
         name, at, rate = text.strip().partition("@")
-        method(name, TRAINED_METHODS)
+        method(name, known)
         if not at:
             return cls(name)
         try:
@@ -52,8 +53,17 @@ class ComparedRun:
 
     @property
     def record(self) -> TrainingRecord:
+        """Every step, of a run that this process has computed."""
         assert self.outcome.details is not None
         return self.outcome.details.record
+
+    @property
+    def losses(self) -> list[float]:
+        """One per step; of a run from a store the means over a fiftieth of the run."""
+        if self.outcome.details is not None:
+            return self.record.losses
+        ends, means = self.outcome.curve.steps, self.outcome.curve.losses
+        return [mean for a, b, mean in zip([0, *ends], ends, means, strict=False) for _ in range(b - a)]
 
 
 @dataclass(frozen=True)
@@ -64,7 +74,8 @@ class Summary:
     method: str
     lr: float
     train_loss: Spread
-    test_accuracy: Spread
+    metric: Spread
+    """The accuracy in percent, or what the task is judged by."""
     relative_step_time: float
     """In units of SGD's; NaN where SGD was not run."""
     diverged: int
@@ -75,25 +86,49 @@ class Summary:
 class Comparison:
     """All runs of one task."""
 
-    task: ClassificationTask
+    task: Task
+    title: str
     note: str
     summaries: list[Summary]
+    metric: str = "test accuracy %"
+    column: str = "test_accuracy"
+    """The name of the metric in the file of numbers."""
+
+    @property
+    def stem(self) -> str:
+        """In the names of files."""
+        return self.task.dataset if isinstance(self.task, ClassificationTask) else self.task.name
+
+    @property
+    def best(self) -> float:
+        """The best mean of the metric; NaN if every run diverged."""
+        found = [row.metric.mean for row in self.summaries if math.isfinite(row.metric.mean)]
+        choose = max if self.task.higher_is_better else min
+        return choose(found, default=math.nan)
+
+    def __str__(self) -> str:
+        from ddpnopt.lab.comparison.output import text  # here: it imports this module
+
+        return text(self)
+
+    def save(self, folder: Path | str) -> list[Path]:
+        """Write the picture and the numbers of every run; returns the files."""
+        from ddpnopt.lab.comparison.output import save
+
+        return save(self, Path(folder))
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One line per run."""
         for run in (run for summary in self.summaries for run in summary.runs):
             yield {
-                "dataset": self.task.dataset,
-                "network": self.task.network,
+                **{name: value for name, value in self.task.identity.items() if value is not None},
                 "method": run.config.method,
                 "lr": run.outcome.lr,
                 "seed": run.config.seed,
-                "epochs": self.task.epochs,
-                "batch_size": self.task.batch_size,
                 "train_loss": run.outcome.train_loss,
-                "test_accuracy": run.outcome.accuracy,
+                self.column: run.outcome.metric,
                 "seconds": run.outcome.seconds,
-                "step_ms": 1000 * run.record.median_step_seconds,
+                "step_ms": 1000 * run.outcome.step_seconds,
                 "steps": run.outcome.steps,
                 "diverged": run.outcome.diverged,
             }
@@ -121,7 +156,8 @@ def compare(
 
             config = RunConfig(each.method, task, each.lr, seed=seed)
             found[each].append(ComparedRun(config, train(config, task.problem_on(dataset, seed), on_step=forward)))
-    return Comparison(task, note, summarise(found))
+    title = f"{task.dataset.replace('_', '-').upper()}, {task.network.upper()}, batch size {task.batch_size}"
+    return Comparison(task, title, note, summarise(found))
 
 
 def tuned(
@@ -160,7 +196,7 @@ def summarise(found: dict[ComparedMethod, list[ComparedRun]]) -> list[Summary]:
                 method=each.method,
                 lr=lr,
                 train_loss=Spread.of(run.outcome.train_loss for run in runs),
-                test_accuracy=Spread.of(run.outcome.accuracy for run in runs),
+                metric=Spread.of(run.outcome.metric for run in runs),
                 relative_step_time=_step_time(runs) / unit,
                 diverged=sum(run.outcome.diverged for run in runs),
                 runs=runs,
@@ -171,7 +207,7 @@ def summarise(found: dict[ComparedMethod, list[ComparedRun]]) -> list[Summary]:
 
 def _step_time(runs: Iterable[ComparedRun]) -> float:
     """The median step of the run that other work on the machine disturbed least."""
-    return min((run.record.median_step_seconds for run in runs if run.outcome.steps), default=math.nan)
+    return min((run.outcome.step_seconds for run in runs if run.outcome.steps), default=math.nan)
 
 
 def _time_unit(found: dict[ComparedMethod, list[ComparedRun]]) -> float:

@@ -1,7 +1,8 @@
-"""The picture of a comparison: training loss against the step, and the accuracy of every seed."""
+"""The picture of a comparison: training loss against the step, and the metric of every seed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from ddpnopt.lab import style
-from ddpnopt.lab.compare.comparison import Comparison, Summary
+from ddpnopt.lab.comparison.comparison import Comparison, Summary
 
 # A curve shows the mean of the losses over this share of the run: single batch losses scatter too much.
 SMOOTHING = 0.05
@@ -31,7 +32,7 @@ def draw(comparison: Comparison, stem: Path) -> list[Path]:
         _loss_axis(left, comparison.summaries)
         if left.lines:
             left.legend(loc="best", handlelength=1.4)
-        _accuracies(right, comparison.summaries, colours)
+        _metrics(right, comparison, colours)
         _caption(made, comparison)
         return style.save(made, stem)
 
@@ -54,7 +55,7 @@ def _curve(axes: Axes, summary: Summary, colour: str) -> None:
     window = max(1, round(SMOOTHING * longest))
     curves = np.full((len(summary.runs), longest), np.nan)
     for row, run in zip(curves, summary.runs, strict=True):
-        row[: run.outcome.steps] = style.smoothed(run.record.losses, window)
+        row[: run.outcome.steps] = style.smoothed(run.losses, window)
     # The first values average few batches and say more about those batches than about the method.
     chosen = np.unique(np.linspace(min(window, longest) - 1, longest - 1, POINTS).astype(int))
     curves, steps = curves[:, chosen], chosen + 1
@@ -77,7 +78,7 @@ def _curve(axes: Axes, summary: Summary, colour: str) -> None:
 def _loss_axis(axes: Axes, summaries: Sequence[Summary]) -> None:
     """A logarithmic axis that a diverging run leaves at the top, instead of squeezing all others."""
     axes.set_yscale("log")
-    starts = [run.record.losses[0] for summary in summaries for run in summary.runs if run.record.losses]
+    starts = [run.losses[0] for summary in summaries for run in summary.runs if run.losses]
     if not starts:
         return
     shown = np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.lines])
@@ -91,10 +92,12 @@ def _loss_axis(axes: Axes, summaries: Sequence[Summary]) -> None:
     axes.margins(x=0.01)
 
 
-def _accuracies(axes: Axes, summaries: Sequence[Summary], colours: Sequence[str]) -> None:
+def _metrics(axes: Axes, comparison: Comparison, colours: Sequence[str]) -> None:
+    summaries = comparison.summaries
+    digits = _digits([summary.metric.mean for summary in summaries])
     rows = np.arange(len(summaries))[::-1]
     for row, summary, colour in zip(rows, summaries, colours, strict=True):
-        values = [run.outcome.accuracy for run in summary.runs if not run.outcome.diverged]
+        values = [run.outcome.metric for run in summary.runs if not run.outcome.diverged]
         if not values:
             continue
         offsets = np.linspace(-0.12, 0.12, len(values)) if len(values) > 1 else [0.0]
@@ -102,7 +105,7 @@ def _accuracies(axes: Axes, summaries: Sequence[Summary], colours: Sequence[str]
         mean = fmean(values)
         axes.plot([mean, mean], [row - 0.27, row + 0.27], color=colour, linewidth=2.6, zorder=4)
         axes.annotate(
-            f"{mean:.1f}",
+            f"{mean:.{digits}f}",
             (mean, row + 0.3),
             xytext=(0, 1),
             textcoords="offset points",
@@ -117,15 +120,14 @@ def _accuracies(axes: Axes, summaries: Sequence[Summary], colours: Sequence[str]
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
     axes.margins(x=0.12)
-    axes.set_title("Test accuracy (%)")
+    better = "" if comparison.task.higher_is_better else ", lower is better"
+    axes.set_title(f"{comparison.metric[:1].upper()}{comparison.metric[1:]}{better}")
 
 
 def _caption(made: Figure, comparison: Comparison) -> None:
-    task = comparison.task
-    name = task.dataset.replace("_", "-").upper()
     seeds = len(comparison.summaries[0].runs)
     made.suptitle(
-        f"{name}, {task.network.upper()}, batch size {task.batch_size}",
+        comparison.title,
         x=0.012,
         ha="left",
         fontsize=12.5,
@@ -136,3 +138,9 @@ def _caption(made: Figure, comparison: Comparison) -> None:
     if comparison.note:
         text += f" {comparison.note}."
     made.supxlabel(text, x=0.012, ha="left", fontsize=8, color=style.SOFT_INK)
+
+
+def _digits(values: Sequence[float]) -> int:
+    """Decimals that tell the values apart: one for percentages, three significant digits for small numbers."""
+    largest = max((abs(value) for value in values if np.isfinite(value)), default=1.0)
+    return 1 if largest >= 10 else min(2 - math.floor(math.log10(largest)), 6) if largest > 0 else 1

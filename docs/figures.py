@@ -1,0 +1,121 @@
+"""Every measured figure of README and docs, taken from a file under `results/`.
+
+A figure in a page is marked, `<!--= suite ddpnopt ahead -->9<!--/-->`: the words say where it comes from. After new
+measurements
+
+    python docs/figures.py
+
+writes the new figures into the pages; a test fails where a page and the results differ.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+MARK = re.compile(r"<!--= (?P<name>[^>]*?) -->(?P<shown>.*?)<!--/-->", re.S)
+BASELINES = ("SGD-m", "RMSprop", "Adam", "EKFAC")
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+@cache
+def rows(path: str) -> list[dict[str, str]]:
+    with (RESULTS / path).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def figure(name: str) -> str:
+    """The text that belongs at a mark."""
+    kind, _, rest = name.partition(" ")
+    known = {"suite": suite, "accuracy": accuracy, "grid": grid, "speed": speed, "window": window}
+    if kind not in known:
+        raise KeyError(f"no figure {name!r}; kinds: {', '.join(known)}")
+    return known[kind](*rest.split(" / "))
+
+
+def suite(method: str, what: str = "") -> str:
+    """`suite ddpnopt / ahead`: on how many tasks; also not behind, tasks, seeds, reached, time, cheaper."""
+    if not what:
+        method, _, what = method.partition(" ")
+    mine = [row for row in rows("suite/suite.csv") if row["method"] == method and row["sealed"] == "False"]
+    ratios = [float(row["time_ratio"]) for row in mine if row["time_ratio"] not in ("", "inf", "nan")]
+    counts = {
+        verdict: sum(row["verdict"] == verdict for row in mine) for verdict in ("ahead", "level", "behind", "collapsed")
+    }
+    found: dict[str, object] = {
+        **counts,
+        "tasks": len(mine),
+        "not behind": counts["ahead"] + counts["level"],
+        "seeds": NUMBERS[int(mine[0]["seeds"])],
+        "reached": len(ratios),
+        "time": f"{median(ratios):.1f}" if ratios else "–",
+        "best": sum(float(row["rank"]) == 1 for row in mine),
+        **{f"names {verdict}": _names(mine, verdict) for verdict in counts},
+    }
+    return str(found[what])
+
+
+def _names(mine: list[dict[str, str]], verdict: str) -> str:
+    """The tasks with a verdict, as code."""
+    return ", ".join(f"`{row['task']}`" for row in mine if row["verdict"] == verdict) or "none"
+
+
+def accuracy(data_set: str, column: str) -> str:
+    """`accuracy DIGITS / best`: the best tuned baseline with its name, or the column of that name."""
+    [row] = [row for row in rows("ours/accuracy.csv") if row["data set"] == data_set]
+    if column == "best":
+        best = max(BASELINES, key=lambda name: float(row[name].split()[0]))
+        return f"{best} {_spread(row[best])}"
+    return _spread(row[column])
+
+
+def grid(rate: str, column: str) -> str:
+    """`grid 0.4 / SGD`: the mean training loss of the paper's grid on DIGITS, without the paper's own figure."""
+    [row] = [row for row in rows("fig-grid/loss-sgd.csv") if row["learning rate"] == rate]
+    return row[column].split(" (")[0]
+
+
+def speed(file: str, network: str, method: str, column: str) -> str:
+    """`speed speed / cnn / ddpnopt / time_ratio`."""
+    [row] = [r for r in rows(f"speed/{file}.csv") if (r["network"], r["method"]) == (network, method)]
+    return f"{float(row[column]):.1f}"
+
+
+def window(task: str, method: str, column: str) -> str:
+    """`window cifar10-cnn / ddpnopt / best_accuracy`."""
+    [row] = [r for r in rows("lr-window/lr-window.csv") if (r["task"], r["method"]) == (task, method)]
+    return f"{float(row[column]):.1f}"
+
+
+def _spread(text: str) -> str:
+    """Accuracies to a tenth."""
+    return " ± ".join(f"{float(part):.1f}" for part in text.split(" (")[0].split(" ± "))
+
+
+def marks(page: Path) -> Iterator[tuple[str, str, str]]:
+    """The marks of a page: name, what is shown, what belongs there."""
+    for mark in MARK.finditer(page.read_text(encoding="utf-8")):
+        yield mark["name"], mark["shown"], figure(mark["name"])
+
+
+def renew(page: Path) -> bool:
+    """Write the figures of today into a page; whether it has changed."""
+    before = page.read_text(encoding="utf-8")
+    after = MARK.sub(lambda mark: f"<!--= {mark['name']} -->{figure(mark['name'])}<!--/-->", before)
+    if after != before:
+        page.write_text(after, encoding="utf-8")
+    return after != before
+
+
+if __name__ == "__main__":
+    changed = [page for page in PAGES if renew(page)]
+    print(*(page.relative_to(ROOT) for page in changed) if changed else ["all figures are those of results/"], sep="\n")
+    sys.exit(0)

@@ -1,0 +1,71 @@
+"""Every example of the gallery and every case of the page on trouble runs, in small form."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ddpnopt.lab.view.symptoms import symptoms
+
+ROOT = Path(__file__).parents[2]
+GALLERY = ROOT / "examples" / "gallery"
+NAMES = sorted(path.stem for path in GALLERY.glob("*.py") if path.stem != "drawing")
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    """Imports a script with its folder on the path, and forgets it."""
+    before = set(sys.modules)
+
+    def script(folder: str, name: str) -> ModuleType:
+        monkeypatch.syspath_prepend(str(ROOT / "examples" / folder))
+        spec = importlib.util.spec_from_file_location(
+            f"example_{folder}_{name}", ROOT / "examples" / folder / f"{name}.py"
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    yield script
+    for name in set(sys.modules) - before:
+        if name in ("drawing", "cases", "draw"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_of_the_gallery_trains_and_draws_its_picture(name: str, load, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    assert load("gallery", name).main(steps=4, out=tmp_path) is not None
+    assert (tmp_path / f"gallery-{name}.png").stat().st_size > 5000
+
+
+def test_the_gallery_shows_every_example_and_names_only_what_exists() -> None:
+    page = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    for name in NAMES:
+        assert f"`examples/gallery/{name}.py`" in page
+        assert f"(img/gallery-{name}.png)" in page
+        assert (ROOT / "docs" / "img" / f"gallery-{name}.png").is_file()
+
+
+@pytest.mark.parametrize("name", ["Skipped steps", "Undone steps", "Repeated steps", "Loss not recognised"])
+def test_a_case_of_trouble_shows_its_symptom_and_can_be_drawn(name: str, load, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    draw = load("trouble", "draw")
+    log = draw.run(name, 40, tmp_path)
+    assert name in [each.name for each in symptoms(log)]
+    assert draw.draw(name, log, tmp_path).stat().st_size > 5000
+
+
+def test_every_symptom_has_a_case_and_a_picture(load) -> None:  # type: ignore[no-untyped-def]
+    draw = load("trouble", "draw")
+    page = (ROOT / "docs" / "trouble.md").read_text(encoding="utf-8")
+    assert set(draw.CASES) == set(draw.TELLING)
+    for name in draw.CASES:
+        assert f"\n## {name}\n" in page
+        assert f"(img/{draw.stem(name)}.svg)" in page
+        assert (ROOT / "docs" / "img" / f"{draw.stem(name)}.svg").is_file()
