@@ -38,7 +38,7 @@ from ddpnopt.linear.metric import IDENTITY, Metric
 from ddpnopt.linear.sample_gradients import SampleGradients
 
 DAMPING = 0.02  # relative to the mean diagonal of A
-LEAST_LOSS = 1e-6  # of a sample, relative to the mean: the others keep their digits
+LEAST_LOSS = 0.01  # of a sample, relative to the mean: one with a gradient and no loss does not block the others
 LEAST_SIZE = 1e-3  # root mean square of a layer's weights: a layer that starts at zero can leave it
 
 
@@ -103,7 +103,9 @@ class ScaleFree(Batch):
         prior: list[tuple[float, Parts]] = []
         effect = None
         last, penalty = stage.state.pop("update", None), _penalty_step(stage)
-        if last is not None and len(last) == len(stage.u) and (self.memory or self.watch):
+        if last is not None and (len(last) != len(stage.u) or last[0].dtype != stage.u[0].dtype):
+            last = None  # a bias was frozen, or the precision changed
+        if last is not None and (self.memory or self.watch):
             repeated = effect_of(last)
             self._slope = (self._slope or 0.0) - float(repeated.sum())
             if self.memory:
