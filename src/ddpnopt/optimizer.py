@@ -75,8 +75,8 @@ class DDPNOpt(HookedOptimizer):
             feedback (the recursion and K), so that V_xx stays positive and no sample overcorrects. True by default.
         order: for "full": 2 expands the dynamics to second order.
         vxx_reg: for "full": eps added to V_xx at each layer.
-        vxx_power: for "outer" and "full": V_xx starts at the Hessian of a sample's loss over B to this power; by default
-            1 ("gn": 2). More weakens the feedback; with 0 each sample plans as if the step were its own (docs/method.md).
+        vxx_power: for "outer" and "full": V_xx starts at the Hessian of a sample's loss over B to this power, by
+            default 1 ("gn": 2). More weakens the feedback; with 0 each sample plans as if the step were its own.
         momentum: as in `torch.optim.SGD`, on the step M^-1 (Q_u + Q_ux dx).
         weight_decay: the stage cost lambda |u|^2 / 2, inside Q_u.
         open_loop_lr: with lr, that of the parameters without feedback: by default lr; with value="batch" Adam's 1e-3.

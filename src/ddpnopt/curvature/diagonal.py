@@ -47,7 +47,7 @@ def _running(old: Parts | None, new: Parts, decay: float) -> Parts:
 
 
 def _seen(state: State, name: str, squares: Parts, decay: float, whole: bool) -> Parts:
-    """The running average with the squares of Q_u. With `whole` it is replaced in `_bounded`, which needs the old one."""
+    """The running average with the squares of Q_u; `_bounded` replaces it with `whole`, and needs the old one."""
     old = state.get(name)
     state[name] = _running(old, squares, decay)
     if whole:

@@ -10,7 +10,8 @@ ever formed:
 The guard keeps the stage's own Gauss-Newton term in Q_uu for all that concerns feedback: in the recursion the bracket
 V_hh - V_hh N V_hh becomes C = (I + V_hh N)^-1 V_hh, and in K V_hh becomes C, too. k is unchanged, so that without
 feedback the base optimizer remains. Where each sample plans for itself (`vxx_power=0`) eta of the recursion, in N and
-n, is B times that of the update: V_x and V_xx here are the sample's own over B. Second order (eq. 26) adds V_x . sigma_hh to V_hh and V_h . g_ux to Q_ux.
+n, is B times that of the update: V_x and V_xx here are the sample's own over B. Second order (eq. 26) adds
+V_x . sigma_hh to V_hh and V_h . g_ux to Q_ux.
 """
 
 from __future__ import annotations
