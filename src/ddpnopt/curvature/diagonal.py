@@ -52,7 +52,7 @@ def _seen(state: State, name: str, squares: Parts, decay: float, whole: bool) ->
     state[name] = _running(old, squares, decay)
     if whole:
         state[f"{name}_before"] = old
-    return state[name]  # type: ignore[no-any-return]
+    return state[name]
 
 
 def _bounded(state: State, name: str, d: Parts, decay: float, whole: bool) -> Parts:
@@ -61,7 +61,7 @@ def _bounded(state: State, name: str, d: Parts, decay: float, whole: bool) -> Pa
         state[name] = _running(state.pop(f"{name}_before"), [part.square() for part in d], decay)
     else:
         state[name] = [torch.maximum(v, part.square() * (1 - decay)) for v, part in zip(state[name], d, strict=True)]
-    return state[name]  # type: ignore[no-any-return]
+    return state[name]
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def test_a_stack_gives_the_outcomes_of_the_single_runs() -> None:
 
 
 def test_a_stack_trains_the_mmc_loss_and_measures_updates_as_the_single_runs_do() -> None:
-    task = ClassificationTask("digits", "sigmoid-9", 2, 64, 192, "mmc", measure_updates=True)
+    task = ClassificationTask("digits", "sigmoid-9", 2, 64, 192, loss="mmc", measure_updates=True)
     jobs = [
         RunConfig(method, task, lr, {**options, **({"terminal": "mmc"} if "ddpnopt" in method else {})}, seed=1)
         for method, lr, options in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from ddpnopt.lab.errors import ExperimentError
 from ddpnopt.lab.page.benches import ShownBench, read_benches
 from ddpnopt.lab.page.items import MissingItem, ShownItem, read_items
 from ddpnopt.lab.page.text import anchor, inline, plain
+from ddpnopt.lab.paper.item import Claim
 
 SCRIPTS = ("theme.js", "tables.js", "scale.js", "chart.js")
-VERDICTS = {True: "holds", False: "does not", None: "undecided"}
+VERDICTS = {True: "holds", False: "does not", None: "open"}
 
 
 def write_page(results: Path, out: Path) -> list[ShownItem | MissingItem]:
@@ -36,6 +38,11 @@ def write_page(results: Path, out: Path) -> list[ShownItem | MissingItem]:
     return items
 
 
+def papers_claims(items: Sequence[ShownItem]) -> list[Claim]:
+    """Those that count: what the package claims of itself is shown with its item alone."""
+    return [claim for item in items for claim in item.claims if claim.of_paper]
+
+
 def render(items: list[ShownItem | MissingItem], benches: list[ShownBench]) -> str:
     """The page as text."""
     assets = files(__package__) / "assets"
@@ -48,7 +55,7 @@ def render(items: list[ShownItem | MissingItem], benches: list[ShownBench]) -> s
     )
     environment.filters.update(inline=inline, plain=plain, anchor=anchor, verdict=lambda holds: VERDICTS[holds])
     shown = [item for item in items if isinstance(item, ShownItem)]
-    claims = [claim for item in shown for claim in item.claims]
+    claims = papers_claims(shown)
     return environment.get_template("page.html.j2").render(
         items=shown,
         missing=[item for item in items if isinstance(item, MissingItem)],

@@ -91,11 +91,11 @@ class ClassificationTask:
     batch_size: int = 16
     n_train: int | None = None
     """Training samples, drawn by the seed; None takes all."""
+    name: str = field(default="", compare=False)
+    label: str = field(default="", compare=False)
     loss: str = "cross_entropy"
     measure_updates: bool = False
     """Whether the outcome holds the norms of the updates."""
-    name: str = field(default="", compare=False)
-    label: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):

@@ -195,7 +195,7 @@ class UpdateNorms:
         self._before = now
 
     def means(self) -> list[float]:
-        return (self.total / self.steps).tolist() if self.steps else []  # type: ignore[no-any-return]
+        return (self.total / self.steps).tolist() if self.steps else []
 
     def _weights(self) -> list[Tensor]:
         return [torch.cat([p.detach().flatten() for p in layer]) for layer in self.layers]
