@@ -108,8 +108,21 @@ def test_an_out_that_cannot_be_written_says_so(results: Path, tmp_path: Path) ->
 def test_the_command_counts_items_and_claims(results: Path, tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["report", "--results", str(results), "--out", str(tmp_path / "p.html")])
     assert shown.exit_code == 0
-    assert "3 of 12 items; 3 claims: 1 hold, 1 do not, 1 undecided" in shown.stdout
+    assert "3 of 12 items; 3 claims of the paper: 1 hold, 1 do not, 1 open" in shown.stdout
     assert "fig-adam: not run to its end" in shown.stdout
+
+
+def test_what_the_package_claims_of_itself_is_shown_with_its_item_and_not_counted(
+    results: Path, tmp_path: Path
+) -> None:
+    path = results / "table3" / "result.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    own = {"text": "Ours is best.", "holds": True, "paper": "", "ours": "yes", "why": "Because.", "of_paper": False}
+    path.write_text(json.dumps({**content, "claims": [*content["claims"], own]}), encoding="utf-8")
+    shown = CliRunner().invoke(app, ["report", "--results", str(results), "--out", str(tmp_path / "p.html")])
+    assert "3 claims of the paper: 1 hold" in shown.stdout
+    assert (tmp_path / "p.html").read_text(encoding="utf-8").count("Ours is best.") == 1
+    assert "Because." in (tmp_path / "p.html").read_text(encoding="utf-8")
 
 
 def test_the_same_results_give_the_same_page(results: Path, tmp_path: Path) -> None:
