@@ -103,7 +103,7 @@ def _readings(found: Mapping[Reading, Sequence[Pair]]) -> Table:
 
 _WHY = {
     True: "",
-    None: "The difference is within two standard errors, as the paper's own would be.",
+    None: "The difference is within two standard errors.",
     False: "The difference is in the other direction, by more than two standard errors.",
 }
 
