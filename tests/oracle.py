@@ -168,6 +168,15 @@ def dense_M(
     return M
 
 
+def applied(kind: str, M: Tensor, eta: float, du: Tensor) -> Tensor:
+    """The update du = -eta M^-1 d; an adaptive diagonal M is at least what d itself would make it."""
+    least = {"rmsprop": (1 - 0.99) ** 0.5, "adam": 1.0}.get(kind)
+    if least is None:
+        return du
+    d = -M.diagonal() * du / eta
+    return -eta * d / torch.maximum(M.diagonal(), least * d.abs() + 1e-8)
+
+
 # -- Algorithm 1 ------------------------------------------------------------------------------------------------------
 
 
@@ -178,6 +187,7 @@ class Result:
     V_x: list[Tensor] = field(default_factory=list)  # (B, n_x)
     V_xx: list[Tensor] = field(default_factory=list)  # (B, n_x, n_x)
     u: list[Tensor] = field(default_factory=list)  # new weights
+    M: list[Tensor] = field(default_factory=list)
 
 
 def trajectory(steps: list[Step], X: Tensor) -> list[Tensor]:
@@ -205,10 +215,15 @@ def ddp(
     vxx_reg: float = 0.0,
     weight_decay: float = 0.0,
     closed_loop: bool = True,
+    own: bool = False,
     options: dict[str, float] | None = None,
 ) -> Result:
-    """Sample by sample: eq. 4, 5 and 6 with Q_uu = M / eta, then the forward pass of lines 14 to 18."""
+    """Sample by sample: eq. 4, 5 and 6 with Q_uu = M / eta, then the forward pass of lines 14 to 18.
+
+    With `own` V_x and V_xx are those of the samples' own losses, and line 10 takes the mean.
+    """
     B, xs, out = len(X), trajectory(steps, X), Result()
+    share = 1 / B if own else 1.0  # of a sample in the update
     for step, x in zip(reversed(steps), reversed(xs[:-1]), strict=True):
         l_u = weight_decay * step.u
         h = torch.stack([step.g(xi, step.u) for xi in x])
@@ -216,7 +231,7 @@ def ddp(
         V_h = torch.einsum("bij,bi->bj", sigma_h, V_x)
         f_x = torch.stack([jacrev(step.f, 0)(xi, step.u) for xi in x])
         f_u = torch.stack([jacrev(step.f, 1)(xi, step.u) for xi in x])
-        Q_u = l_u / B + torch.einsum("biu,bi->bu", f_u, V_x)
+        Q_u = l_u / (share * B) + torch.einsum("biu,bi->bu", f_u, V_x)
         Q_x = torch.einsum("bix,bi->bx", f_x, V_x)
         Q_xx = f_x.mT @ V_xx @ f_x
         Q_ux = f_u.mT @ V_xx @ f_x
@@ -226,7 +241,8 @@ def ddp(
                 Q_xx[i] += torch.einsum("i,ixy->xy", V_x[i], hessian(step.f, 0)(x[i], step.u))
                 Q_ux[i] += torch.einsum("i,iux->ux", V_x[i], jacrev(jacrev(step.f, 1), 0)(x[i], step.u))
                 V_hh[i] += torch.einsum("i,ixy->xy", V_x[i], hessian(step.sigma)(h[i]))
-        M = dense_M(kind, step, x, V_h, Q_u.sum(0), l_u, options or {})
+        M = dense_M(kind, step, x, share * V_h, share * Q_u.sum(0), l_u, options or {})
+        out.M.insert(0, M)
         Q_uu = (M / eta).expand(B, -1, -1)
         out.k.insert(0, -torch.linalg.solve(Q_uu, Q_u))
         if guard:  # the stage's own Gauss-Newton term, for all that concerns feedback
@@ -241,7 +257,8 @@ def ddp(
     x_hat = xs[0]
     for t, step in enumerate(steps):
         dx = x_hat - xs[t] if closed_loop else torch.zeros_like(x_hat)
-        out.u.append(step.u + (out.k[t] + (out.K[t] @ dx[:, :, None])[:, :, 0]).sum(0))
+        du = share * (out.k[t] + (out.K[t] @ dx[:, :, None])[:, :, 0]).sum(0)
+        out.u.append(step.u + applied(kind, out.M[t], eta, du))
         x_hat = torch.stack([step.f(x, out.u[t]) for x in x_hat])
     return out
 
@@ -272,7 +289,8 @@ def joint_ddp(
         Q_u, Q_x = l_u + f_u.T @ V_x, f_x.T @ V_x
         Q_xx, Q_ux = f_x.T @ V_xx @ f_x, f_u.T @ V_xx @ f_x
         V_h = (sigma_h.T @ V_x).view(B, -1)
-        Q_uu = dense_M(kind, step, x, V_h, Q_u, l_u, options or {}) / eta + f_u.T @ V_xx @ f_u
+        out.M.insert(0, dense_M(kind, step, x, V_h, Q_u, l_u, options or {}))
+        Q_uu = out.M[0] / eta + f_u.T @ V_xx @ f_u
         out.k.insert(0, -torch.linalg.solve(Q_uu, Q_u))
         out.K.insert(0, -torch.linalg.solve(Q_uu, Q_ux))
         V_x = Q_x + Q_ux.T @ out.k[0]
@@ -282,6 +300,6 @@ def joint_ddp(
     x_hat = xs[0]
     for t, step in enumerate(steps):
         dx = (x_hat - xs[t]).flatten() if closed_loop else torch.zeros(xs[t].numel())
-        out.u.append(step.u + out.k[t] + out.K[t] @ dx)
+        out.u.append(step.u + applied(kind, out.M[t], eta, out.k[t] + out.K[t] @ dx))
         x_hat = torch.stack([step.f(x, out.u[t]) for x in x_hat])
     return out

@@ -195,7 +195,7 @@ def test_a_residual_block_equals_joint_ddp_on_the_extended_state_with_the_ledger
     x_hat = xs[0]
     for t, step in enumerate(steps):
         du = result.k[t] - eta * _solve(step, xs[t], P[t + 1], v[t + 1], L[t + 1], kind, eta, L[t + 1] @ c)
-        u = step.u + du
+        u = step.u + oracle.applied(kind, result.M[t], eta, du)
         torch.testing.assert_close(oracle.flat_u(step.layer), u, **close)
         sigma_h = [torch.func.jacrev(step.sigma)(step.g(xi, step.u)) for xi in xs[t]]
         p_h = torch.stack([P[t + 1][i].view(B, -1)[i] @ s for i, s in enumerate(sigma_h)])[:, : step.n_h]

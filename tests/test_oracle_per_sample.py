@@ -194,6 +194,49 @@ def test_full_takes_each_terminal_curvature(terminal: str) -> None:
     same_weights(net, oracle.ddp(steps, X, q, H, eta=0.5, guard=True))
 
 
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+@pytest.mark.parametrize("power", [0, 1, 2, 3])
+@pytest.mark.parametrize(("order", "guard"), [(1, True), (1, False), (2, True), (2, False)])
+@pytest.mark.parametrize("kind", ["identity", "rmsprop", "ekfac"])
+def test_the_power_of_the_batch_in_v_xx_is_that_of_the_dense_form(
+    kind: str, order: int, guard: bool, power: int, weight_decay: float
+) -> None:
+    net, X = fcn()
+    y = torch.arange(len(X)) % 3
+    steps = oracle.steps_of(net, X)
+    curvature, eta = CURVATURES[kind]
+    z, q = take_step(
+        net, X, y, lr=eta, value="full", terminal="cross_entropy", curvature=curvature, order=order, guard=guard,
+        vxx_power=power, weight_decay=weight_decay,
+    )  # fmt: skip
+    B = len(X)
+    V_x, V_xx = (B * q, B * exact_hessian(z)) if power == 0 else (q, exact_hessian(z) * B / B**power)
+    result = oracle.ddp(
+        steps, X, V_x, V_xx, eta=eta, kind=kind, order=order, guard=guard, weight_decay=weight_decay, own=power == 0,
+        options=DAMPING,
+    )  # fmt: skip
+    same_weights(net, result)
+
+
+@pytest.mark.parametrize("power", [0, 1, 2, 3])
+@pytest.mark.parametrize("terminal", ["gn", "sqrt"])
+@pytest.mark.parametrize("value", ["outer", "full"])
+def test_the_power_of_the_batch_starts_from_that_of_each_terminal_curvature(
+    value: str, terminal: str, power: int
+) -> None:
+    net, X = fcn()
+    y = torch.arange(len(X)) % 3
+    steps = oracle.steps_of(net, X)
+    z, q = take_step(net, X, y, lr=0.5, value=value, terminal=terminal, vxx_power=power)
+    B = len(X)
+    gradient = B * q
+    H = gradient[:, :, None] * gradient[:, None, :]
+    if terminal == "sqrt":
+        H = H / (2 * F.cross_entropy(z, y, reduction="none"))[:, None, None]
+    V_x, V_xx = (gradient, H) if power == 0 else (q, H / B**power)
+    same_weights(net, oracle.ddp(steps, X, V_x, V_xx, eta=0.5, guard=True, own=power == 0))
+
+
 def test_without_guard_s_is_clipped_at_one_and_counted() -> None:
     net, X = fcn()
     opt = DDPNOpt(net, 1e4, value="outer", terminal="gn", guard=False, closed_loop=False, diagnostics=True)

@@ -29,14 +29,14 @@ def refuse_without_effect(
     coupled: dict[str, Any],
     full: dict[str, Any],
     closed: dict[str, Any],
-    guard: bool | None,
+    alone: dict[str, Any],
 ) -> None:
-    """Raise an error for options of other forms: those of value="batch", of "full", and of feedback at all."""
+    """Raise an error for options of other forms: those of value="batch", of "full", of feedback, of samples alone."""
     if not feedback:
-        refuse({**coupled, "guard": guard, **full, **closed}, "feedback=False, which is the base optimizer alone")
+        refuse({**coupled, **alone, **full, **closed}, "feedback=False, which is the base optimizer alone")
     if value != "batch":
         refuse(coupled, f"value='{value}': it needs value='batch'")
     if value != "full":
         refuse(full, f"value='{value}': it needs value='full'")
     if value == "batch":
-        refuse({"guard": guard}, "value='batch', whose gains are bounded: it needs value='outer' or 'full'")
+        refuse(alone, "value='batch', whose gains are bounded: it needs value='outer' or 'full'")

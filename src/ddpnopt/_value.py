@@ -56,6 +56,7 @@ class ValueForm:
     vxx_reg: float = 0.0
     guard: bool = True
     mean: bool = True  # whether the loss is a mean over the batch
+    vxx_power: int | None = None  # of 1 / B in V_xx; None leaves each terminal curvature as it is
     dof: float = 1.0  # of value="batch"
     scale_free: bool = False  # value="batch" without a learning rate
     along_gradient: bool = field(init=False)  # whether the terminal curvature has rank one, along the gradient
@@ -65,6 +66,10 @@ class ValueForm:
         require(self.order in (1, 2), "order", self.order, "1 or 2")
         require(self.vxx_reg >= 0, "vxx_reg", self.vxx_reg, "zero or positive")
         require(0 < self.dof <= 1, "dof", self.dof, "in (0, 1]")
+        if self.vxx_power is not None:
+            whole = isinstance(self.vxx_power, int) and self.vxx_power >= 0
+            require(whole, "vxx_power", self.vxx_power, "an integer, zero or positive")
+            require(self.mean, "vxx_power", self.vxx_power, "left out with reduction='sum'")
         named = isinstance(self.terminal, str)
         if named:
             names = terminals.NAMES
@@ -77,6 +82,19 @@ class ValueForm:
                 f"terminal='{self.terminal}' has more than one column per sample, but value='outer' supports one: use "
                 "'gn', 'sqrt', 'sampled' or a callable that returns one factor, or value='full' or 'batch'."
             )
+
+    def planned_share(self, batch: int) -> float:
+        """eta of the recursion over that of the update: B if each sample plans as if the step were its own."""
+        return float(batch) if self.vxx_power == 0 else 1.0
+
+    def _rescaled(self, batch: int) -> float:
+        """What `vxx_power` multiplies V_xx at the outputs by: of itself it has B^-2 for "gn" and B^-1 for the others.
+
+        V_x and V_xx are always those of a mean loss: where each sample plans for itself both have been divided by B.
+        """
+        if self.vxx_power is None:
+            return 1.0
+        return float(batch) ** ((2 if self.terminal == "gn" else 1) - max(self.vxx_power, 1))
 
     @property
     def uses_losses(self) -> bool:
@@ -109,7 +127,7 @@ class ValueForm:
                 return (p_h, p_x), ScaleFree(losses, displacement, peers, *(memory or ()))
             L = self._curvature(recording, p_h[0][-1], losses, peers)
             if self.value == "outer":
-                return (p_h, p_x), Outer(L, along_gradient=True, guard=self.guard, displacement=displacement)
+                return (p_h, p_x), self._outer(L, recording, displacement, peers)
             return (p_h, p_x), self._joint(L, torch.full_like(L, fraction), displacement, 1, peers)
         k, z, _ = single_output(recording)
         F = terminals.factor(self.terminal, z, self.mean) * self._share(recording, peers) ** 0.5  # (R, B, n)
@@ -122,11 +140,18 @@ class ValueForm:
                     f"terminal: the callable returned {len(F)} columns per sample, but value='outer' supports one. Use "
                     "value='batch' or 'full'."
                 )
-            return columns, Outer(ones, along_gradient=False, guard=self.guard, displacement=displacement)
+            return columns, self._outer(ones, recording, displacement, peers)
         # the gradient itself is a column without curvature
         L = torch.cat([torch.zeros_like(ones), ones.repeat(len(F))])
         v = torch.cat([fraction * ones, torch.zeros_like(ones).repeat(len(F))])
         return columns, self._joint(L, v, displacement, 1 + len(F), peers)
+
+    def _outer(self, L: Tensor, recording: Recording, displacement: Displacement, peers: Peers) -> Outer:
+        B = peers.batch(recording.batch_size)
+        return Outer(
+            L * self._rescaled(B), along_gradient=self.along_gradient, guard=self.guard, displacement=displacement,
+            planned=self.planned_share(B),
+        )  # fmt: skip
 
     def _share(self, recording: Recording, peers: Peers) -> float:
         """This process's share of the batch loss, where each process has computed the mean over its own samples."""
@@ -177,15 +202,17 @@ class ValueForm:
         if len(cut) > 1:
             segments = [JointSegment(list(parts)) for parts in zip(*per_part, strict=True)]
         V_x = q.flatten(1)
+        B = peers.batch(recording.batch_size)
+        planned, scale = self.planned_share(B), self._rescaled(B)
         low_rank = self.guard and self.order == 1 and not self.vxx_reg and not callable(self.terminal)
         Z = self._rows(recording, z, q, losses, peers) if low_rank or self.along_gradient else None
         if Z is None:
-            V_xx = terminals.hessian(self.terminal, z, self.mean) * self._share(recording, peers)
+            V_xx = terminals.hessian(self.terminal, z, self.mean) * (self._share(recording, peers) * scale)
         elif low_rank and Z.shape[1] <= min(leaf[0].numel() for leaf in cut[0].leaves):
-            return Factored(V_x, Z, segments)
+            return Factored(V_x, scale**0.5 * Z, segments, planned)
         else:  # V_xx itself is smaller, or more is added to it
-            V_xx = Z.mT @ Z
-        return Full(V_x, V_xx, segments, order=self.order, guard=self.guard, vxx_reg=self.vxx_reg)
+            V_xx = scale * (Z.mT @ Z)
+        return Full(V_x, V_xx, segments, order=self.order, guard=self.guard, vxx_reg=self.vxx_reg, planned=planned)
 
     def _rows(self, recording: Recording, z: Tensor, q: Tensor, losses: Tensor | None, peers: Peers) -> Tensor:
         """A factor of the terminal Hessian, V_xx = Z' Z: (B, r, n)."""

@@ -47,12 +47,9 @@ class DDPNOpt(HookedOptimizer):
             opt.step()
 
     Several forward and backward passes before a step() are the micro-batches of one batch: with the loss of each
-    divided by their number the step is that of the whole batch (gradient accumulation).
-
-    For evaluation, and before the model is saved for use, `opt.eval()` puts the average of the weights over the last
-    part of training into the model; `opt.train()` restores the training weights. Both calls are optional.
-
-    An option that has no effect with the chosen form is refused.
+    divided by their number the step is that of the whole batch (gradient accumulation). For evaluation, and before the
+    model is saved for use, `opt.eval()` puts the average of the weights over the last part of training into the model;
+    `opt.train()` restores the training weights. Both are optional. An option without effect in the form is refused.
 
     Args:
         model: any `nn.Module`. Its `nn.Linear` and `nn.Conv1d/2d/3d` layers get feedback; with value="batch" and
@@ -80,6 +77,8 @@ class DDPNOpt(HookedOptimizer):
             feedback (the recursion and K), so that V_xx stays positive and no sample overcorrects. True by default.
         order: for "full": 2 expands the dynamics to second order.
         vxx_reg: for "full": eps added to V_xx at each layer.
+        vxx_power: for "outer" and "full": V_xx starts at the Hessian of a sample's loss over B to this power, by
+            default 1 ("gn": 2). More weakens the feedback; with 0 each sample plans as if the step were its own.
         momentum: as in `torch.optim.SGD`, on the step M^-1 (Q_u + Q_ux dx).
         weight_decay: the stage cost lambda |u|^2 / 2, inside Q_u.
         open_loop_lr: with lr, that of the parameters without feedback: by default lr; with value="batch" Adam's 1e-3.
@@ -120,6 +119,7 @@ class DDPNOpt(HookedOptimizer):
         dof: float | None = None,
         # value="outer" and "full" only, value="full" only
         guard: bool | None = None,
+        vxx_power: int | None = None,
         order: int | None = None,
         vxx_reg: float | None = None,
         # the base optimizer
@@ -147,9 +147,10 @@ class DDPNOpt(HookedOptimizer):
         require(open_loop_lr is None or open_loop_lr >= 0, "open_loop_lr", open_loop_lr, "zero or positive")
         coupled = {"relax": relax, "relax_samples": relax_samples, "dof": dof}
         full = {"order": order, "vxx_reg": vxx_reg}
+        alone = {"guard": guard, "vxx_power": vxx_power}
         closed = {"terminal": terminal, "closed_loop": closed_loop, "open_loop_lr": open_loop_lr}
         closed |= {"recompute": recompute, "diagnostics": diagnostics or None}
-        refuse_without_effect(value, feedback, coupled, full, closed, guard)
+        refuse_without_effect(value, feedback, coupled, full, closed, alone)
         relax = DEFAULTS["relax"] if relax is None else relax
         relax_samples = DEFAULTS["relax_samples"] if relax_samples is NOT_GIVEN else relax_samples
         require(0 < relax <= 1, "relax", relax, "in (0, 1]")
@@ -157,7 +158,8 @@ class DDPNOpt(HookedOptimizer):
         if terminal is None:
             terminal = "sqrt" if value == "batch" else "gn"
         given = {"order": order, "vxx_reg": vxx_reg, "guard": guard, "dof": dof}
-        settings: dict[str, Any] = {name: DEFAULTS[name] if found is None else found for name, found in given.items()}
+        settings: dict[str, Any] = {name: DEFAULTS[name] if it is None else it for name, it in given.items()}
+        settings["vxx_power"] = vxx_power
         if lr is None and (value != "batch" or not feedback):
             raise OptionError("lr: only value='batch' with feedback needs no learning rate; give one.")
         scale_free = lr is None and terminal == "sqrt" and curvature == "identity"
@@ -195,8 +197,8 @@ class DDPNOpt(HookedOptimizer):
         )
         # norms and embeddings have no Kronecker factors: they need a curvature that treats each parameter alone
         joint = feedback and value != "full"
-        alone = self.curvature.open_loop is self.curvature
-        layers = find_layers(model, set(self._parameters), frozenset(exclude), every_kind=joint and alone)
+        every_kind = joint and self.curvature.open_loop is self.curvature
+        layers = find_layers(model, set(self._parameters), frozenset(exclude), every_kind=every_kind)
         input_gradients_from: float = INPUT_GRADIENTS_FROM if recompute is None else 0
         if recompute or not feedback:
             input_gradients_from = math.inf

@@ -212,7 +212,7 @@ def _batch(seen: list[Seen], L: Tensor, s: Settings) -> list[Gain]:
         Q_u, Q_uu = l_u + v @ P, M / s.lr + P.T @ L @ P
         k, PL = torch.linalg.solve(Q_uu, Q_u), P.T @ L
         K = torch.linalg.solve(Q_uu, PL)
-        gains.insert(0, lambda c, u=stage.step.u, k=k, K=K: u - k - K @ c)
+        gains.insert(0, lambda c, u=stage.step.u, M=M, k=k, K=K: u + oracle.applied(s.kind, M, s.lr, -k - K @ c))
         v, L = v - PL.T @ k, L - PL.T @ K
     return gains
 
@@ -228,7 +228,8 @@ def _outer(seen: list[Seen], L: Tensor, s: Settings) -> list[Gain]:
         if s.guard:
             Q_uu = Q_uu + L[:, None, None] * P[:, :, None] * P[:, None, :]
         both = torch.linalg.solve(Q_uu, torch.stack([Q_u, L[:, None] * P], 2))  # (B, n_u, 2)
-        gains.insert(0, lambda c, u=stage.step.u, k=k, K=both[:, :, 1]: u - k - c @ K)
+        K = both[:, :, 1]
+        gains.insert(0, lambda c, u=stage.step.u, M=M, k=k, K=K: u + oracle.applied(s.kind, M, s.lr, -k - c @ K))
         lost = L[:, None] * torch.einsum("bu,bur->br", P, both)
         v, L = v - lost[:, 0], L - lost[:, 1]
     return gains

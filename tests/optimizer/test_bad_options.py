@@ -151,13 +151,14 @@ NO_EFFECT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         (
             {"feedback": False, "lr": 0.1},
             {
-                "relax": 0.5, "relax_samples": None, "dof": 0.5, "guard": True, "order": 1, "vxx_reg": 0.0,
-                "terminal": "gn", "closed_loop": True, "open_loop_lr": 0.1, "recompute": False, "diagnostics": True,
+                "relax": 0.5, "relax_samples": None, "dof": 0.5, "guard": True, "vxx_power": 2, "order": 1,
+                "vxx_reg": 0.0, "terminal": "gn", "closed_loop": True, "open_loop_lr": 0.1,
+                "recompute": False, "diagnostics": True,
             },
         ),
         ({"value": "outer", "lr": 0.1}, {"relax": 1.0, "relax_samples": 100.0, "dof": 1.0, "order": 1, "vxx_reg": 0.0}),
         ({"value": "full", "lr": 0.1}, {"relax": 1.0, "relax_samples": None, "dof": 1.0}),
-        ({}, {"guard": False, "order": 1, "vxx_reg": 0.0}),
+        ({}, {"guard": False, "vxx_power": 1, "order": 1, "vxx_reg": 0.0}),
     )
     for name, value in options.items()
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from ddpnopt.curvature.diagonal import Adam, Identity, RMSprop
 from ddpnopt.curvature.kronecker import EKFAC, KFAC
 from ddpnopt.errors import OptionError
 
-CURVATURES: dict[str, Callable[[], Curvature]] = {
+CURVATURES: dict[str, Callable[..., Curvature]] = {
     "identity": Identity,
     "rmsprop": RMSprop,
     "adam": Adam,

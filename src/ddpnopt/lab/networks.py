@@ -30,10 +30,19 @@ def fcn(dataset: Dataset) -> nn.Sequential:
     return layers
 
 
+def fcn6(dataset: Dataset) -> nn.Sequential:
+    """Six fully connected layers of width 32: what fits the paper's DIGITS tables best ("5-6 layers", "10-32")."""
+    activation = nn.Tanh if dataset.name in TANH else nn.ReLU
+    return _dense([math.prod(dataset.shape), *[DEFAULT_HIDDEN] * 5, dataset.classes], activation)
+
+
 def sigmoid_fcn(dataset: Dataset) -> nn.Sequential:
     """Nine fully connected layers with sigmoids: the network of the vanishing gradients."""
-    hidden = HIDDEN.get(dataset.name, DEFAULT_HIDDEN)
-    return _dense([math.prod(dataset.shape), *[hidden] * 8, dataset.classes], nn.Sigmoid)
+    return _nine(dataset, HIDDEN.get(dataset.name, DEFAULT_HIDDEN), nn.Sigmoid)
+
+
+def _nine(dataset: Dataset, hidden: int, activation: type[nn.Module]) -> nn.Sequential:
+    return _dense([math.prod(dataset.shape), *[hidden] * 8, dataset.classes], activation)
 
 
 def cnn(dataset: Dataset) -> nn.Sequential:
@@ -91,7 +100,10 @@ def resnet(dataset: Dataset, norm: Norm = "none") -> nn.Sequential:
 NETWORKS: dict[str, Callable[[Dataset], nn.Module]] = {
     "fcn": fcn,
     "cnn": cnn,
+    "fcn-6": fcn6,
     "sigmoid-fcn": sigmoid_fcn,
+    "sigmoid-9": lambda dataset: _nine(dataset, DEFAULT_HIDDEN, nn.Sigmoid),
+    "relu-9": lambda dataset: _nine(dataset, DEFAULT_HIDDEN, nn.ReLU),
     "resnet": resnet,
     "resnet-gn": lambda dataset: resnet(dataset, "group"),
     "resnet-bn": lambda dataset: resnet(dataset, "batch"),

@@ -19,7 +19,7 @@ def test_the_feedback_has_as_many_nontrivial_eigenvalues_as_the_hessian_of_the_l
     result = spectrum.ITEM.run(context)
     counted = result.tables[0].frame["nontrivial eigenvalues"].tolist()
     assert counted == ["4", "11", "5", "12"]  # cross-entropy has the rank k - 1, a squared distance k
-    assert [claim.holds for claim in result.claims] == [False, True, True, True]
+    assert [claim.holds for claim in result.claims] == [False, None, True, None]  # one seed cannot show growth
     folder = write(spectrum.ITEM, result, context)
     kept = json.loads((folder / "result.json").read_text())
     assert len(kept["pictures"][0]["series"]) == 4 * 3  # panels x (before training and two epochs)

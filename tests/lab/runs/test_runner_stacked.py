@@ -32,6 +32,16 @@ CASES: list[tuple[str, float, dict[str, Any]]] = [
     ("ddpnopt-adam", 0.002, {}),
     ("ddpnopt-kfac", 0.05, {"vxx_reg": 1e-6}),
     ("ddpnopt-ekfac", 0.05, {"vxx_reg": 1e-6}),
+    ("ddpnopt-sgd", 0.3, {"vxx_reg": 1e-3, "guard": False, "vxx_power": 2}),
+    ("ddpnopt-sgd", 0.05, {"guard": False, "vxx_power": 0}),
+    ("ddpnopt-sgd", 0.1, {"order": 2}),
+    ("ddpnopt-sgd", 0.05, {"order": 2, "guard": False, "vxx_power": 0}),
+    ("ddpnopt-rmsprop", 0.0005, {"terminal": "gn", "whole": True, "vxx_reg": 1e-5}),
+    ("ddpnopt-rmsprop", 0.0005, {"order": 2, "guard": False, "vxx_power": 3}),
+    ("ddpnopt-adam", 0.002, {"whole": True}),
+    ("ddpnopt-ekfac", 0.05, {"damping": 0.1, "refresh": 3, "terminal": "gn", "vxx_power": 1}),
+    ("ddpnopt-ekfac", 0.05, {"damping": 0.1, "order": 2}),
+    ("ddpnopt-ekfac", 0.02, {"damping": 0.1, "order": 2, "guard": False, "vxx_power": 0}),
 ]
 
 
@@ -55,7 +65,7 @@ def joined(model: nn.Module) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("method", "lr", "options", "dataset"),
     [
-        pytest.param(*case, dataset, id=f"{case[0]}-{dataset}")
+        pytest.param(*case, dataset, id=f"{case[0]}-{'-'.join(case[2])}-{dataset}")
         for case in CASES
         for dataset in ("digits", "wine")  # tanh; WINE ends in a sigmoid
         if dataset == "digits" or case[0] in ("adam", "ekfac", "ddpnopt-rmsprop", "ddpnopt-ekfac")
@@ -131,12 +141,40 @@ def test_a_stack_gives_the_outcomes_of_the_single_runs() -> None:
         assert (ours.together, alone.together) == (4, 1)
 
 
+def test_a_stack_trains_the_mmc_loss_and_measures_updates_as_the_single_runs_do() -> None:
+    task = ClassificationTask("digits", "sigmoid-9", 2, 64, 192, loss="mmc", measure_updates=True)
+    jobs = [
+        RunConfig(method, task, lr, {**options, **({"terminal": "mmc"} if "ddpnopt" in method else {})}, seed=1)
+        for method, lr, options in (
+            ("sgd", 0.1, {}),
+            ("ddpnopt-sgd", 0.01, {"order": 2, "guard": False, "vxx_power": 0}),
+        )
+    ]
+    for job in jobs:
+        [unit] = work_units([job])
+        assert isinstance(unit, StackedRuns)
+        [ours] = unit.perform(None)
+        alone = perform(job)
+        assert ours is not None
+        assert alone is not None
+        assert ours.train_loss == pytest.approx(alone.train_loss, rel=1e-4)
+        assert ours.accuracy == alone.accuracy
+        assert len(ours.update_norms) == 9
+        assert ours.update_norms == pytest.approx(alone.update_norms, rel=1e-2)
+        assert Outcome.from_json(ours.to_json()) == ours
+
+
 def test_only_runs_that_fit_are_put_together() -> None:
     def jobs(method: str, count: int, **options: Any) -> list[RunConfig]:
         return [RunConfig(method, ClassificationTask("wine"), options=options, seed=seed) for seed in range(count)]
 
     made = work_units(
-        [*jobs("adam", 5), *jobs("ddpnopt", 2), *jobs("ddpnopt-sgd", 2, order=2), *jobs("ekfac", 1, refresh=3)],
+        [
+            *jobs("adam", 5),
+            *jobs("ddpnopt", 2),
+            *jobs("ddpnopt-sgd", 2, weight_decay=0.1),
+            *jobs("ekfac", 1, refresh=3),
+        ],
         largest=3,
     )
     sizes = sorted((type(unit).__name__, len(unit.runs)) for unit in made)

@@ -24,8 +24,9 @@ from ddpnopt.linear.metric import Metric
 class Factored(OnChain):
     """Per-sample value function with a Hessian of low rank, on a chain of layers."""
 
-    def __init__(self, V_x: Tensor, Z: Tensor, segments: list[Pullback]) -> None:
+    def __init__(self, V_x: Tensor, Z: Tensor, segments: list[Pullback], planned: float = 1.0) -> None:
         super().__init__(V_x, segments)
+        self.planned = planned  # eta of the recursion over that of the update
         self.Z = Z  # (B, r, n)
         self._traces: list[Tensor] = []  # of V_hh N at each stage
 
@@ -57,10 +58,11 @@ class Factored(OnChain):
     def _recurse(self, stage: Stage, metric: Metric, V_h: Tensor, Z: Tensor) -> Tensor:
         """V_x and Z of the stage before; Y, which gives the feedback."""
         layer, x = stage.layer, stage.x
-        N = stage.eta * output_metric(layer, x, metric)
+        eta = self.planned * stage.eta
+        N = eta * output_metric(layer, x, metric)
         y = N * V_h if N.dim() == 2 else (N @ V_h[:, :, None])[:, :, 0]  # g_u (M/eta)^-1 Q_u
         if stage.l_u is not None:
-            solved = [p * (stage.eta / stage.batch) for p in metric.solve(layer, stage.l_u)]
+            solved = [p * (eta / stage.batch) for p in metric.solve(layer, stage.l_u)]
             y = y + layer.apply(x, solved).flatten(1)
         A = (Z * N[:, None] if N.dim() == 2 else Z @ N) @ Z.mT
         diagonal = A.diagonal(dim1=1, dim2=2)

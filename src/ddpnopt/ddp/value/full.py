@@ -9,7 +9,9 @@ ever formed:
 
 The guard keeps the stage's own Gauss-Newton term in Q_uu for all that concerns feedback: in the recursion the bracket
 V_hh - V_hh N V_hh becomes C = (I + V_hh N)^-1 V_hh, and in K V_hh becomes C, too. k is unchanged, so that without
-feedback the base optimizer remains. Second order (eq. 26) adds V_x . sigma_hh to V_hh and V_h . g_ux to Q_ux.
+feedback the base optimizer remains. Where each sample plans for itself (`vxx_power=0`) eta of the recursion, in N and
+n, is B times that of the update: V_x and V_xx here are the sample's own over B. Second order (eq. 26) adds
+V_x . sigma_hh to V_hh and V_h . g_ux to Q_ux.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ class Full(OnChain):
     """Per-sample value function with a full Hessian, on a chain of layers."""
 
     def __init__(
-        self, V_x: Tensor, V_xx: Tensor, segments: Sequence[Pullback], *, order: int, guard: bool, vxx_reg: float
-    ) -> None:
+        self, V_x: Tensor, V_xx: Tensor, segments: Sequence[Pullback], *, order: int, guard: bool, vxx_reg: float,
+        planned: float = 1.0,
+    ) -> None:  # fmt: skip
         super().__init__(V_x, segments)
         self.V_xx = V_xx  # (B, n, n)
         self.order, self.guard, self.vxx_reg = order, guard, vxx_reg
+        self.planned = planned  # eta of the recursion over that of the update
         self._over: list[tuple[Tensor, Tensor]] = []  # V and N of each stage, for diagnostics
 
     def _pull(self, segment: Pullback) -> tuple[Tensor, Tensor]:
@@ -68,11 +72,12 @@ class Full(OnChain):
     def _recurse(self, stage: Stage, metric: Metric, V_h: Tensor, V_hh: Tensor) -> tuple[Tensor, Tensor | None]:
         """V_x and V_xx of the stage before; the matrices of the feedback."""
         layer, x = stage.layer, stage.x
-        N = stage.eta * output_metric(layer, x, metric)
+        eta = self.planned * stage.eta
+        N = eta * output_metric(layer, x, metric)
         y = _apply(N, V_h[:, :, None])  # g_u (M/eta)^-1 Q_u, (B, n_h, 1)
         solved = None
         if stage.l_u is not None:
-            solved = [p * (stage.eta / stage.batch) for p in metric.solve(layer, stage.l_u)]
+            solved = [p * (eta / stage.batch) for p in metric.solve(layer, stage.l_u)]
             y = y + layer.apply(x, solved).flatten(1)[:, :, None]
         # C: what the guard's Woodbury correction puts between the two sides
         C = None
@@ -100,7 +105,7 @@ class Full(OnChain):
     ) -> Tensor | None:  # fmt: skip
         """Eq. 5 with Q_ux = g_u' V_hh W + E, E = V_h . g_ux, S = (M/eta)^-1; what the guard subtracts from E in K."""
         V = V_h.view_as(stage.p_h[0])
-        NE, EE = (stage.eta * term for term in mixed_terms(stage.layer, stage.x, V, metric))
+        NE, EE = (self.planned * stage.eta * term for term in mixed_terms(stage.layer, stage.x, V, metric))
         VW = self._times_W(stage, V_hh)
         NQ = _apply(N, VW) + NE  # g_u S Q_ux
         QQ = VW.mT @ NQ + NE.mT @ VW + EE  # Q_ux' S Q_ux

@@ -29,11 +29,14 @@ from ddpnopt.linear.sample_gradients import Explicit
 class Outer:
     """Per-sample, factored value function."""
 
-    def __init__(self, L: Tensor, *, along_gradient: bool, guard: bool, displacement: Displacement) -> None:
+    def __init__(
+        self, L: Tensor, *, along_gradient: bool, guard: bool, displacement: Displacement, planned: float = 1.0
+    ) -> None:
         self.L = L  # (B,)
         self.v = torch.ones_like(L)
         self.a = None if along_gradient else torch.zeros_like(L)
         self.guard, self.displacement = guard, displacement
+        self.planned = planned  # eta of the recursion over that of the update
         self._s: list[Tensor] = []
 
     def v_h(self, stage: Stage) -> Tensor:
@@ -55,8 +58,9 @@ class Outer:
             if a is None
             else stage.layer.sample_gradients(stage.x, stage.p_h[1], recompute=stage.recompute)
         )
+        eta = self.planned * stage.eta
         kappa = zeta.dots(metric)  # zeta_u' M^-1 zeta_u
-        s = kappa.mul_(L).mul_(stage.eta)
+        s = kappa.mul_(L).mul_(eta)
         self._s.append(s)
 
         other: Tensor | None = None  # what V_x loses in addition to its own part along zeta
@@ -69,7 +73,7 @@ class Outer:
         keep = (1 + s).reciprocal_() if self.guard else (1 - s).clamp_min(0)
         along = (v if a is None else a) * keep
         if other is not None:
-            along = along - stage.eta * L * other * (keep if self.guard else 1)
+            along = along - eta * L * other * (keep if self.guard else 1)
         if a is None:
             self.v = along
         else:

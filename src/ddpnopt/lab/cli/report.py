@@ -19,17 +19,18 @@ def report(
     ] = None,
 ) -> None:
     """Gather all results into one self-contained HTML page."""
-    from ddpnopt.lab.page.build import write_page
+    from ddpnopt.lab.page.build import papers_claims, write_page
     from ddpnopt.lab.page.items import MissingItem, ShownItem
 
     page = out or results / "report.html"
     items = write_page(results, page)
     shown = [item for item in items if isinstance(item, ShownItem)]
-    claims = [claim for item in shown for claim in item.claims]
+    claims = papers_claims(shown)
     screen = console()
+    counts = [sum(claim.holds is verdict for claim in claims) for verdict in (True, False, None)]
     screen.print(
-        f"{len(shown)} of {len(items)} items; {len(claims)} claims: {sum(c.holds is True for c in claims)} hold, "
-        f"{sum(c.holds is False for c in claims)} do not, {sum(c.holds is None for c in claims)} undecided",
+        f"{len(shown)} of {len(items)} items; {len(claims)} claims of the paper: {counts[0]} hold, {counts[1]} do not, "
+        f"{counts[2]} open",
         highlight=False,
     )
     for item in items:

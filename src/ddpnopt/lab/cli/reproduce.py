@@ -106,7 +106,10 @@ def show(item: Item, result: Result) -> None:
         headings = list(map(str, table.frame.columns))
         screen.print(screen_table(table.caption, headings, table.frame.values.tolist(), folded=True))
     if result.claims:
-        rows = [(claim.text, claim.paper, claim.ours, verdict(claim)) for claim in result.claims]
+        rows = [
+            (claim.text, claim.paper, f"{claim.ours}. {claim.why}" if claim.why else claim.ours, verdict(claim))
+            for claim in result.claims
+        ]
         screen.print(screen_table("Claims", ("claim", "paper", "here", ""), rows, folded=True))
     for note in result.notes:
         screen.print(f"[dim]- {note}", soft_wrap=True)

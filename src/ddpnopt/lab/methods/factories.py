@@ -11,12 +11,14 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from ddpnopt import DDPNOpt
-from ddpnopt.lab.baselines import EMSA
+from ddpnopt.curvature.names import CURVATURES
+from ddpnopt.lab.baselines import EMSA, mmc_terminal
 from ddpnopt.lab.errors import NotApplicableError
 from ddpnopt.lab.methods.method import Factory, is_convolutional
 
 FULL_FORM: dict[str, Any] = {"value": "full", "terminal": "cross_entropy"}
 FACTORED_FORM: dict[str, Any] = {"value": "outer", "terminal": "gn"}
+CURVATURE_OPTIONS = ("damping", "refresh", "decay", "whole")
 
 
 class OptimizerPair(Optimizer):
@@ -55,9 +57,16 @@ def ddpnopt(model: nn.Module, **options: Any) -> Optimizer:
     return DDPNOpt(model, **options)
 
 
-def paper_form(model: nn.Module, **options: Any) -> Optimizer:
-    """The paper's per-sample forms: the exact loss Hessian for an FCN, Proposition 2's factors for a CNN."""
-    return ddpnopt(model, **{**(FACTORED_FORM if is_convolutional(model) else FULL_FORM), **options})
+def paper_form(model: nn.Module, curvature: str = "identity", **options: Any) -> Optimizer:
+    """The paper's per-sample forms: the exact loss Hessian for an FCN, Proposition 2's factors for a CNN.
+
+    Options of the curvature (`damping`, `refresh`, `decay`, `whole`) go to it; `terminal="mmc"` is the MMC loss's.
+    """
+    form = {**(FACTORED_FORM if is_convolutional(model) else FULL_FORM), **options}
+    own = {name: form.pop(name) for name in CURVATURE_OPTIONS if name in form}
+    if form["terminal"] == "mmc":
+        form["terminal"] = mmc_terminal
+    return ddpnopt(model, curvature=CURVATURES[curvature](**own) if own else curvature, **form)
 
 
 def emsa(model: nn.Module, **options: Any) -> Optimizer:

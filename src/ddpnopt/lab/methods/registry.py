@@ -230,5 +230,6 @@ def make_optimizer(name: str, model: nn.Module, lr: float | None = None, **optio
 def ddpnopt_defaults() -> dict[str, Any]:
     """The defaults of DDPNOpt's options: runs with other defaults are other runs."""
     parameters = inspect.signature(DDPNOpt.__init__).parameters.values()
-    decisive = (p for p in parameters if p.name != "recompute")  # it only changes memory and time
+    # recompute only changes memory and time; vxx_power, not given, changes nothing
+    decisive = (p for p in parameters if p.name not in ("recompute", "vxx_power"))
     return {p.name: p.default for p in decisive if p.default is not inspect.Parameter.empty} | DEFAULTS

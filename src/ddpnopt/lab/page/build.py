@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from ddpnopt.lab.errors import ExperimentError
 from ddpnopt.lab.page.benches import ShownBench, read_benches
 from ddpnopt.lab.page.items import MissingItem, ShownItem, read_items
 from ddpnopt.lab.page.template import VERDICTS, render_template
+from ddpnopt.lab.paper.item import Claim
 
 
 def write_page(results: Path, out: Path) -> list[ShownItem | MissingItem]:
@@ -33,10 +35,15 @@ def write_whole(out: Path, text: str) -> None:
         raise ExperimentError(f"--out: cannot write {out}: {reason}") from failed
 
 
+def papers_claims(items: Sequence[ShownItem]) -> list[Claim]:
+    """Those that count: what the package claims of itself is shown with its item alone."""
+    return [claim for item in items for claim in item.claims if claim.of_paper]
+
+
 def render(items: list[ShownItem | MissingItem], benches: list[ShownBench]) -> str:
     """The page as text."""
     shown = [item for item in items if isinstance(item, ShownItem)]
-    claims = [claim for item in shown for claim in item.claims]
+    claims = papers_claims(shown)
     return render_template(
         "page.html.j2",
         items=shown,

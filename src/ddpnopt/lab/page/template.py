@@ -8,11 +8,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import ddpnopt
-from ddpnopt.lab.page.reasons import reason
 from ddpnopt.lab.page.text import anchor, inline, plain
 
 SCRIPTS = ("theme.js", "tables.js", "scale.js", "chart.js")
-VERDICTS = {True: "holds", False: "does not", None: "undecided"}
+VERDICTS = {True: "holds", False: "does not", None: "open"}
 
 
 def render_template(name: str, **content: Any) -> str:
@@ -25,7 +24,6 @@ def render_template(name: str, **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(reason=reason)
     environment.filters.update(inline=inline, plain=plain, anchor=anchor, verdict=lambda holds: VERDICTS[holds])
     return environment.get_template(name).render(
         css=(assets / "page.css").read_text(encoding="utf-8"),

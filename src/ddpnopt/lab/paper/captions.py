@@ -18,7 +18,7 @@ LETTERS_PER_INCH = 16
 
 def verdict(holds: bool | None) -> str:
     """In a word or two."""
-    return "not decided" if holds is None else "holds" if holds else "does not hold"
+    return "open" if holds is None else "holds" if holds else "does not hold"
 
 
 def caption(text: str, claims: Sequence[Claim]) -> str:

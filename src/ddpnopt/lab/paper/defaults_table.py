@@ -48,6 +48,7 @@ def _claim(entries: Sequence[TunedMethod]) -> Claim:
         None if len(own.seeds.runs) < 2 else mine.mean >= theirs.mean - spread,
         "not in the paper",
         f"{mine.text(2)}; best tuned: {method(best.method).label} {theirs.text(2)}",
+        of_paper=False,
     )
 
 

@@ -2,80 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-import pandas as pd
-
+from ddpnopt.lab.paper.captions import verdict
+from ddpnopt.lab.paper.digits_runs import (
+    ACCURACY,
+    LOSS,
+    MEASURES,
+    SETUP,
+    Cells,
+    cells,
+    compared_seeds,
+    digits_task,
+)
 from ddpnopt.lab.paper.fig_grid_drawing import draw
 from ddpnopt.lab.paper.fig_grid_published import ADAM, GRIDS, Grid
-from ddpnopt.lab.paper.item import Claim, Context, Item, Picture, Result, Table
-from ddpnopt.lab.paper.item_runs import SeedRuns, how_run, outcomes, seeds_of
-from ddpnopt.lab.runs.classification import ClassificationTask
-from ddpnopt.lab.runs.config import RunConfig
-from ddpnopt.lab.tables import Spread
-
-# Batches of 8 and ten epochs come closest to the paper's SGD columns.
-EPOCHS, BATCH_SIZE = 10, 8
-QUICK_EPOCHS = 2
-MEASURES = ("training loss", "accuracy (%)")
-
-
-@dataclass(frozen=True)
-class Cells:
-    """The results of one grid: rows of learning rates, the baseline first, then the eps."""
-
-    grid: Grid
-    rows: Sequence[Sequence[SeedRuns]]
-
-    def values(self, measure: str) -> list[list[list[float]]]:
-        return [[each.losses() if measure == MEASURES[0] else each.accuracies() for each in row] for row in self.rows]
-
-    def improvements(self, measure: str) -> list[list[Spread]]:
-        """How much better than the baseline of the same seed, above zero for better: one row per learning rate."""
-        sign = -1 if measure == MEASURES[0] else 1
-        return [
-            [Spread.of(sign * (a - b) for a, b in zip(cell, row[0], strict=True)) for cell in row[1:]]
-            for row in self.values(measure)
-        ]
-
-    def paper(self, measure: str) -> Sequence[Sequence[float]]:
-        return self.grid.loss if measure == MEASURES[0] else self.grid.accuracy
-
-
-def config(context: Context, method: str, lr: float, seed: int, eps: float = 0.0) -> RunConfig:
-    """A run on DIGITS as in the figure."""
-    options = {"vxx_reg": eps} if eps else {}
-    return RunConfig(method, digits_task(context), lr, options, seed)
-
-
-def digits_task(context: Context) -> ClassificationTask:
-    """What all runs of the figure train."""
-    return ClassificationTask("digits", "fcn", QUICK_EPOCHS if context.quick else EPOCHS, BATCH_SIZE)
-
-
-def cells(context: Context, grids: Sequence[Grid]) -> list[Cells]:
-    """All runs of the grids; seed by seed, so that the first ones are useful early."""
-    seeds, task = seeds_of(context, 10), digits_task(context)
-    wanted = {
-        (grid.base, lr, eps, seed): config(context, grid.ours if eps else grid.base, lr, seed, eps)
-        for seed in seeds
-        for grid in grids
-        for lr in grid.lrs
-        for eps in (0.0, *grid.eps)
-    }
-    found = dict(zip(wanted, outcomes(context, list(wanted.values()), "DIGITS"), strict=True))
-    return [
-        Cells(
-            grid,
-            [
-                [SeedRuns([found[grid.base, lr, eps, seed] for seed in seeds], task) for eps in (0.0, *grid.eps)]
-                for lr in grid.lrs
-            ],
-        )
-        for grid in grids
-    ]
+from ddpnopt.lab.paper.fig_grid_tables import baselines, distance, readings_table, tables
+from ddpnopt.lab.paper.item import Claim, Context, Item, Picture, Result
+from ddpnopt.lab.paper.item_runs import how_run
+from ddpnopt.lab.paper.readings import PAPER, READINGS, Reading
+from ddpnopt.lab.paper.verdicts import Estimate, all_of
 
 
 def run_grid(context: Context) -> Result:
@@ -88,59 +35,80 @@ def run_adam(context: Context) -> Result:
 
 def _result(context: Context, grids: Sequence[Grid], name: str) -> Result:
     found = cells(context, grids)
-    claims = [claim for each in found for claim in (_consistent(each), _grows(each))]
-    verdict = "; ".join(f"{c.text[0].lower()}{c.text[1:]}: {_word(c.holds)}" for c in claims)
+    compared = compared_seeds(context)
+    by_reading = {each: cells(context, grids, each, compared) for each in READINGS.values()}
+    claims = [claim for each in found for claim in (consistent(each), grows(each))]
+    verdicts = "; ".join(f"{c.text[0].lower()}{c.text[1:]}: {verdict(c.holds)}" for c in claims)
     caption = (
         "What feedback changes on DIGITS, over learning rate and eps on V_xx: mean over seeds of the difference to the "
         "baseline with the same learning rate, weights and batches; blue is better. The paper: the improvement "
-        f"remains consistent across most settings and becomes obvious as the learning rate increases. Here: {verdict}."
+        f"remains consistent across most settings and becomes obvious as the learning rate increases. Here: {verdicts}."
     )
     picture = Picture(name, caption, draw(found, MEASURES), _series(found))
     first = found[0].rows[0][0]
-    lost = sum(cell.diverged for each in found for row in each.rows for cell in row)
+    lost = sum(each.diverged for each in found)
     notes = [
-        how_run(context, digits_task(context), len(first.runs))
-        + " The paper does not give batch size and epochs; these come closest to its SGD columns.",
-        "DDPNOpt is value='full' with the Hessian of the cross-entropy and the guard, which keeps V_xx positive.",
+        f"{how_run(context, digits_task(context), found[0].seeds)} {SETUP}",
+        _chosen(by_reading),
+        "A claim holds or fails where the mean over all cells differs from zero by more than two standard errors over "
+        "the seeds; within them it is open.",
     ]
     if lost:
         notes.append(
-            f"{lost} runs diverged; they count as guessing (accuracy 10 %, loss {first.task.classes} classes' log)."
+            f"{lost} runs diverged; they count as guessing (accuracy 10 %, loss {first.task.untrained.loss:.2f})."
         )
     if name == "adam":
         notes.append("The paper shows this as a picture without numbers; learning rates and eps are those of RMSprop.")
-    return Result(claims, [t for each in found for t in _tables(each)], [picture], notes)
+    shown = [t for each in found for t in tables(each)]
+    if any(each.grid.loss for each in found):
+        shown.append(baselines(found))
+    return Result(claims, [*shown, readings_table(by_reading)], [picture], notes)
 
 
-def _word(holds: bool | None) -> str:
-    return "open" if holds is None else "holds" if holds else "does not hold"
+def _chosen(found: Mapping[Reading, Sequence[Cells]]) -> str:
+    """Which reading the claims are judged in, and whether the numbers here still support that choice."""
+    text = f"DDPNOpt is value='full' in the reading '{PAPER}' ({READINGS[PAPER].label})"
+    if not all(each.grid.loss for cells in found.values() for each in cells):
+        return f"{text}, as in fig-grid."
+    closest = min(found, key=lambda reading: fmean(distance(each) for each in found[reading]))
+    if closest.name == PAPER:
+        return f"{text}, whose training losses are the closest to the paper's of all readings compared."
+    return f"{text}. In these runs '{closest.label}' is closer to the paper's training losses."
 
 
-def _consistent(each: Cells) -> Claim:
-    ours, paper = [], []
-    good = []
-    for measure in MEASURES:
-        gains = [cell.mean for row in each.improvements(measure) for cell in row]
-        better = sum(gain > 0 for gain in gains)
-        good.append(better > len(gains) / 2)
-        ours.append(f"{measure.partition(' (')[0]} better in {better} of {len(gains)} cells")
+def consistent(each: Cells) -> Claim:
+    """Better in more than half of the cells, and on the mean over all of them, in both measures."""
+    ours, paper, verdicts = [], [], []
+    for measure, digits in ((LOSS, 3), (ACCURACY, 2)):
+        gains = [cell for row in each.gains(measure) for cell in row]
+        better = sum(fmean(cell) > 0 for cell in gains)
+        overall = Estimate.of(fmean(seed) for seed in zip(*gains, strict=True))
+        most = better > len(gains) / 2
+        verdicts.append(None if overall.positive is None else overall.positive == most and most)
+        ours.append(
+            f"{measure.partition(' (')[0]} better in {better} of {len(gains)} cells, "
+            f"by {overall.text(digits)} on average"
+        )
         rows = each.paper(measure)
         if rows:
-            sign = -1 if measure == MEASURES[0] else 1
+            sign = -1 if measure == LOSS else 1
             better = sum(sign * (cell - row[0]) > 0 for row in rows for cell in row[1:])
             paper.append(f"{better} of {sum(len(row) - 1 for row in rows)}")
+    holds = all_of(verdicts)
     return Claim(
         f"{each.grid.label}: feedback improves on the baseline in most settings",
-        all(good),
+        holds,
         "loss better in {}, accuracy in {}".format(*paper) if paper else "most (a picture)",
         ", ".join(ours),
+        "" if holds else _why(holds, "The mean over the cells is within two standard errors of none."),
     )
 
 
-def _grows(each: Cells) -> Claim:
+def grows(each: Cells) -> Claim:
     """Compare the mean gap in training loss at the larger two learning rates with that at the smaller two."""
-    gaps = [fmean(cell.mean for cell in row) for row in each.improvements(MEASURES[0])]
-    low, high = fmean(gaps[:2]), fmean(gaps[2:])
+    gaps = [[fmean(seed) for seed in zip(*row, strict=True)] for row in each.gains(LOSS)]  # rates, seeds
+    low, high = ([fmean(seed) for seed in zip(*part, strict=True)] for part in (gaps[:2], gaps[2:]))
+    more = Estimate.of(b - a for a, b in zip(low, high, strict=True))
     text = "mean gap in training loss {:.3f} at the smaller two, {:.3f} at the larger two"
     paper = "a picture"
     if each.grid.loss:
@@ -148,30 +116,15 @@ def _grows(each: Cells) -> Claim:
         paper = text.format(fmean(known[:2]), fmean(known[2:]))
     return Claim(
         f"{each.grid.label}: the gap becomes larger as the learning rate increases",
-        high > low,
+        more.positive,
         paper,
-        text.format(low, high),
+        f"{text.format(fmean(low), fmean(high))}, {more.text(3)} more",
+        "" if more.positive else _why(more.positive, "The growth is within two standard errors of none."),
     )
 
 
-def _tables(each: Cells) -> list[Table]:
-    """Absolute values, the paper's in brackets."""
-    grid = each.grid
-    made = []
-    for measure, stem, digits in zip(MEASURES, ("loss", "accuracy"), (4, 2), strict=True):
-        paper = each.paper(measure)
-        rows = []
-        for i, (lr, row) in enumerate(zip(grid.lrs, each.values(measure), strict=True)):
-            texts = [
-                Spread.of(cell).text(digits) + (f" ({paper[i][j]:.{digits}f})" if paper else "")
-                for j, cell in enumerate(row)
-            ]
-            headings = [grid.label, *(f"DDPNOpt, eps {eps:g}" for eps in grid.eps)]
-            rows.append({"learning rate": f"{lr:g}", **dict(zip(headings, texts, strict=True))})
-        brackets = " In brackets the paper's." if paper else ""
-        caption = f"{measure.capitalize()} of {grid.label} and of DDPNOpt with its curvature on DIGITS.{brackets}"
-        made.append(Table(f"{stem}-{grid.base}", caption, pd.DataFrame(rows)))
-    return made
+def _why(holds: bool | None, within: str) -> str:
+    return within if holds is None else "It is the other way round, by more than two standard errors."
 
 
 def _series(found: Sequence[Cells]) -> list[dict[str, object]]:

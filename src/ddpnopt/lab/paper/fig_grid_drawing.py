@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from ddpnopt.lab import style
 
 if TYPE_CHECKING:
-    from ddpnopt.lab.paper.fig_grid import Cells
+    from ddpnopt.lab.paper.digits_runs import Cells
 
 # Worse is red, no change white, better blue, as in the paper.
 SCALE = LinearSegmentedColormap.from_list("difference", ["#b2382a", "#f3b9a6", "#ffffff", "#a9c9e8", "#1f5fa8"])

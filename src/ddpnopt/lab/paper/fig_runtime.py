@@ -58,7 +58,7 @@ SETTINGS = (
         NO_CNN,
     ),
     RuntimeSetting(
-        Network("digits-fcn", "FCN of DIGITS", lambda: paper.fcn(DIGITS), lambda B: torch.randn(B, *DIGITS.shape), 16),
+        Network("digits-fcn", "FCN of DIGITS", lambda: paper.fcn6(DIGITS), lambda B: torch.randn(B, *DIGITS.shape), 8),
         "ddpnopt-rmsprop",
     ),
 )
@@ -109,7 +109,8 @@ def run(context: Context) -> Result:
     )
 
 
-def judge(costs: dict[str, list[Cost]]) -> list[Claim]:
+def judge(costs: dict[str, list[Cost]], device: str = "cpu") -> list[Claim]:
+    """The paper's statements; what it says of a GPU is not judged on a processor."""
     times, texts, margins = [], [], []
     for setting in SETTINGS:
         found = {cost.method.name: cost for cost in costs[setting.network.label]}
@@ -123,9 +124,10 @@ def judge(costs: dict[str, list[Cost]]) -> list[Claim]:
     claims = [
         Claim(
             "DDPNOpt runs nearly as fast as standard methods.",
-            max(times) <= NEARLY,
+            None if device == "cpu" else max(times) <= NEARLY,
             "nearly as fast (GPU)",
             f"times Adam's: {', '.join(texts)}",
+            "The paper measures with GPU parallelism; a processor does not decide it." if device == "cpu" else "",
         ),
         Claim(
             "It outperforms E-MSA by a large margin.",

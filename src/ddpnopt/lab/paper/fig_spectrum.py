@@ -6,6 +6,7 @@ K of the last layer is seen as one map of a displacement that all samples of a b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,7 @@ from ddpnopt.lab.networks import build
 from ddpnopt.lab.paper.captions import caption, compact, finish, spread
 from ddpnopt.lab.paper.feedback_gains import feedback_gains
 from ddpnopt.lab.paper.item import Claim, Context, Item, Picture, Result, Table
+from ddpnopt.lab.paper.verdicts import Estimate, all_of
 from ddpnopt.lab.runs.classification import LossFunction
 from ddpnopt.lab.runs.training import fit, one_thread_for_small
 
@@ -54,12 +56,18 @@ class SpectrumObjective:
     lr: float
     rank: Callable[[int], int]
     """Of that Hessian, for so many classes."""
+    why_not_exact: str = ""
+    why_no_increase: str = ""
 
 
 OBJECTIVES = (
-    SpectrumObjective("cross-entropy", lambda _: F.cross_entropy, "cross_entropy", 0.4, lambda k: k - 1),
+    SpectrumObjective(
+        "cross-entropy", lambda _: F.cross_entropy, "cross_entropy", 0.4, lambda k: k - 1,
+        "The Hessian of the cross-entropy has rank k - 1, since softmax does not feel a shift of all its inputs.",
+        "The Hessian of the cross-entropy fades as the network becomes certain: the eigenvalues rise and fall again.",
+    ),
     SpectrumObjective("squared distance (MMC)", MMCLoss, mmc_terminal, 0.02, lambda k: k),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -164,18 +172,27 @@ def judge(spectra: Sequence[Spectra]) -> list[Claim]:
         mine = [each for each in spectra if each.objective is objective]
         found = {each.classes: sorted(set(each.counts)) for each in mine}
         grown = [ratio for each in mine for ratio in each.growth]
+        exact = all(counts == [k] for k, counts in found.items())
+        # exactly zero: the Hessian of a network that is certain underflows
+        increased = all_of(Estimate.of(math.log(max(r, 1e-30)) for r in each.growth).positive for each in mine)
         claims += [
             Claim(
                 f"The number of nontrivial eigenvalues matches exactly the number of classes ({objective.label}).",
-                all(counts == [k] for k, counts in found.items()),
+                exact,
                 "5, 8, 12, 15",
                 ", ".join(f"k = {k}: {'/'.join(map(str, counts))}" for k, counts in found.items()),
+                "" if exact else objective.why_not_exact,
             ),
             Claim(
                 f"The eigenvalues increase through training ({objective.label}).",
-                min(grown) > 1,
+                increased,
                 "increase",
                 f"{min(grown):.1f} to {max(grown):.1f} times as large after training as before",
+                ""
+                if increased
+                else "Not on every number of clusters beyond two standard errors."
+                if increased is None
+                else objective.why_no_increase,
             ),
         ]
     return claims

@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from ddpnopt.lab import style
 from ddpnopt.lab.paper.captions import finish
 from ddpnopt.lab.paper.fig_vanishing_runs import (
-    OBJECTIVES,
+    PLATEAUS,
     VANISHING_METHODS,
     VanishingCase,
     VanishingMethod,
     VanishingRun,
 )
 
-POINTS = 80
 CEILING = 1.5
 """Of the plateau: what diverges leaves the picture."""
 
@@ -38,19 +37,24 @@ class Panel:
 
 
 def curve(runs: Sequence[VanishingRun]) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """Steps, and mean and standard deviation of the smoothed losses over the seeds, as long as all of them last."""
-    length = min(len(run.losses) for run in runs)
-    if length == 0:
+    """Steps, and mean and standard deviation of the losses over the seeds that did not diverge."""
+    whole = max(len(run.losses) for run in runs)
+    # a run that diverged has its moments at other steps: the curve is that of the others
+    kept = [run for run in runs if len(run.losses) == whole and not run.diverged] or [max(runs, key=_length)]
+    if not len(kept[0].losses):
         return np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
-    lines = np.stack([style.smoothed(run.losses.tolist(), run.per_epoch)[:length] for run in runs])
-    kept = np.unique(np.linspace(0, length - 1, min(POINTS, length)).round().astype(np.int64))
-    return kept + 1, lines.mean(0)[kept], lines.std(0)[kept]
+    lines = np.array([run.losses for run in kept])
+    return np.array(kept[0].steps), lines.mean(0), lines.std(0)
+
+
+def _length(run: VanishingRun) -> int:
+    return len(run.losses)
 
 
 def typical_norms(runs: Sequence[VanishingRun]) -> NDArray[np.float64]:
-    """The mean norm of each layer's update after the first epoch."""
-    after = [run.norms[run.per_epoch :] for run in runs if len(run.norms) > run.per_epoch]
-    return np.mean([norms.mean(0) for norms in after], axis=0) if after else np.zeros(0)
+    """The mean norm of each layer's update after the first epoch, over the runs that did not diverge."""
+    kept = [run.norms for run in runs if len(run.norms) and not run.diverged]
+    return np.mean(kept, axis=0) if kept else np.zeros(0)
 
 
 def draw(title: str, panels: Sequence[Panel], found: Found, words: str) -> Figure:
@@ -77,7 +81,7 @@ def draw_norms(panel: Panel, found: Found, words: str) -> Figure:
 
 
 def _curves(axes: Axes, panel: Panel, found: Found) -> None:
-    plateau = OBJECTIVES[panel.objective].plateau
+    plateau = PLATEAUS[panel.objective]
     axes.axhline(plateau, color=style.SOFT_INK, linewidth=0.9, linestyle=(0, (4, 3)))
     lowest = plateau
     for case in panel.cases:

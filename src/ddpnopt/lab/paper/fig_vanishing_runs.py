@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from ddpnopt.ddp.terminal import TerminalOption
 from ddpnopt.lab import style
-from ddpnopt.lab.baselines import MMCLoss, mmc_terminal
-from ddpnopt.lab.data import Dataset, digits
-from ddpnopt.lab.methods.registry import make_optimizer
-from ddpnopt.lab.networks import build
-from ddpnopt.lab.runs.classification import LossFunction
-from ddpnopt.lab.runs.training import Progress, fit, one_thread_for_small
+from ddpnopt.lab.paper.item import Context
+from ddpnopt.lab.paper.item_runs import outcomes
+from ddpnopt.lab.paper.readings import KRONECKER, reading
+from ddpnopt.lab.runs.classification import MMC_UNTRAINED, ClassificationTask
+from ddpnopt.lab.runs.config import RunConfig
+from ddpnopt.lab.runs.outcome import Outcome
 
 CLASSES = 10
 ESCAPED = 0.9
 """The share of the plateau's loss below which a training has left it."""
+LITERAL = "sample"
+"""Equation 5 as written, for each sample: 1 - s amplifies V_x where s > 2, and the guard would only weaken it."""
+VGR_WEIGHT = 2.0
+"""As in the experiments of Pascanu et al.; the paper gives none."""
 
 
 @dataclass(frozen=True)
@@ -55,24 +52,10 @@ VANISHING_METHODS = {
         VanishingMethod("DDPNOpt*", "ddpnopt-rmsprop", style.COLOURS["ddpnopt"]),
     )
 }
-
-
-@dataclass(frozen=True)
-class VanishingObjective:
-    """A loss, and its value for a network that does not distinguish the classes at all."""
-
-    label: str
-    loss: LossFunction
-    terminal: TerminalOption
-    plateau: float
-    predict: Callable[[Tensor], Tensor]
-
-
-MMC_LOSS = MMCLoss(CLASSES)
-MMC = VanishingObjective("MMC", MMC_LOSS, mmc_terminal, 50.0, MMC_LOSS.predict)
-"""The centres have norm 10 and mean zero: half a squared distance of 50 from there."""
-CE = VanishingObjective("CE", F.cross_entropy, "cross_entropy", math.log(CLASSES), lambda z: z.argmax(1))
-OBJECTIVES = {each.label: each for each in (MMC, CE)}
+PLATEAUS = {"MMC": MMC_UNTRAINED, "CE": math.log(CLASSES)}
+"""The loss of a network that does not distinguish the classes at all."""
+LOSSES = {"MMC": "mmc", "CE": "cross_entropy"}
+NETWORKS = {"sigmoid": "sigmoid-9", "ReLU": "relu-9"}
 
 
 @dataclass(frozen=True)
@@ -83,6 +66,9 @@ class VanishingCase:
     lr: float
     objective: str = "MMC"
     activation: str = "sigmoid"
+    reading: str = LITERAL
+    weight: float = VGR_WEIGHT
+    """Of the penalty of SGD-VGR."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +78,11 @@ class VanishingEffort:
     epochs: int
     lrs: tuple[float, ...]
     n_train: int | None = None
-    batch_size: int = 16
+    batch_size: int = 8
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * math.ceil((self.n_train or 1437) / self.batch_size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,74 +90,53 @@ class VanishingRun:
     """What one training gave."""
 
     case: VanishingCase
-    losses: NDArray[np.float64]
-    """Of every batch before its step."""
-    norms: NDArray[np.float64]
-    """Steps x layers: how far each layer's weights have moved."""
+    steps: Sequence[int]
+    losses: Sequence[float]
+    """The training loss at about fifty moments, each the mean of the batches since the one before."""
+    norms: Sequence[float]
+    """How far each layer's weights move in a step after the first epoch, on average."""
+    final: float
+    """The loss on the training set at the end; infinite where the run diverged."""
     accuracy: float
     """On the test set, in percent."""
-    per_epoch: int
-    diverged: bool
+
+    @classmethod
+    def of(cls, case: VanishingCase, outcome: Outcome) -> VanishingRun:
+        final = math.inf if outcome.diverged else outcome.train_loss
+        accuracy = 100 / CLASSES if outcome.diverged else outcome.metric
+        return cls(case, outcome.curve.steps, outcome.curve.losses, outcome.update_norms, final, accuracy)
 
     @property
-    def final(self) -> float:
-        """The mean loss of the last epoch; infinite where there was none that could be finished."""
-        return math.inf if self.diverged else float(self.losses[-self.per_epoch :].mean())
+    def diverged(self) -> bool:
+        return not math.isfinite(self.final)
 
     @property
     def escaped(self) -> bool:
-        return self.final < ESCAPED * OBJECTIVES[self.case.objective].plateau
+        return self.final < ESCAPED * PLATEAUS[self.case.objective]
 
 
-def network(dataset: Dataset, activation: str, seed: int) -> nn.Sequential:
-    """The nine layers, with the same weights for every activation."""
-    built = build("sigmoid-fcn", dataset, seed)
-    assert isinstance(built, nn.Sequential)
-    if activation == "sigmoid":
-        return built
-    return nn.Sequential(*(nn.ReLU() if isinstance(module, nn.Sigmoid) else module for module in built))
+def config(case: VanishingCase, seed: int, effort: VanishingEffort) -> RunConfig:
+    """The run of a case."""
+    way, loss = VANISHING_METHODS[case.way], LOSSES[case.objective]
+    task = ClassificationTask(
+        "digits", NETWORKS[case.activation], effort.epochs, effort.batch_size, effort.n_train, loss=loss,
+        measure_updates=True,
+    )  # fmt: skip
+    options: dict[str, Any] = dict(KRONECKER) if way.name in ("ekfac", "ddpnopt-ekfac") else {}
+    if way.name == "sgd-vgr":
+        options["weight"] = case.weight
+    if way.ours:
+        options |= {"terminal": loss, "order": way.order, **reading(case.reading).options_of(way.name)}
+    return RunConfig(way.name, task, case.lr, options, seed)
 
 
-def train(case: VanishingCase, seed: int, effort: VanishingEffort) -> VanishingRun:
-    """One training."""
-    dataset = digits(seed)
-    if effort.n_train is not None:
-        dataset = dataset.subset(effort.n_train, seed)
-    way, objective = VANISHING_METHODS[case.way], OBJECTIVES[case.objective]
-    model = network(dataset, case.activation, seed)
-    options: dict[str, Any] = {"terminal": objective.terminal, "order": way.order} if way.ours else {}
-    optimizer = make_optimizer(way.name, model, case.lr, **options)
-    watch = _Watch(model)
-    with one_thread_for_small(model):
-        record = fit(
-            model, optimizer, dataset, epochs=effort.epochs, batch_size=effort.batch_size,
-            generator=torch.Generator().manual_seed(seed), loss_function=objective.loss, on_step=watch,
-        )  # fmt: skip
-        with torch.no_grad():
-            right = objective.predict(model(dataset.x_test)) == dataset.y_test
-    return VanishingRun(
-        case,
-        np.array(record.losses),
-        np.array(watch.norms),
-        100 * float(right.double().mean()),
-        math.ceil(len(dataset.y_train) / effort.batch_size),
-        record.diverged,
-    )
-
-
-class _Watch:
-    """Measures after each step how far it went."""
-
-    def __init__(self, model: nn.Sequential) -> None:
-        self.layers = [[*module.parameters()] for module in model if isinstance(module, nn.Linear)]
-        self.norms: list[list[float]] = []
-        self._before = self._weights()
-
-    def __call__(self, _: Progress) -> None:
-        after = self._weights()
-        moved = [(new - old).norm() for new, old in zip(after, self._before, strict=True)]
-        self.norms.append(torch.stack(moved).tolist())
-        self._before = after
-
-    def _weights(self) -> list[Tensor]:
-        return [torch.cat([p.detach().flatten() for p in layer]) for layer in self.layers]
+def trained(
+    context: Context, cases: Sequence[VanishingCase], seeds: Sequence[int], effort: VanishingEffort
+) -> dict[VanishingCase, list[VanishingRun]]:
+    """All seeds of all cases, from the store where they are there."""
+    wanted = [(case, config(case, seed, effort)) for case in cases for seed in seeds]
+    found = outcomes(context, [each for _, each in wanted], "nine layers")
+    made: dict[VanishingCase, list[VanishingRun]] = {case: [] for case in cases}
+    for (case, _), outcome in zip(wanted, found, strict=True):
+        made[case].append(VanishingRun.of(case, outcome))
+    return made

@@ -33,6 +33,10 @@ class Claim:
     paper: str
     """The paper's figure, as text."""
     ours: str
+    why: str = ""
+    """Why it does not hold, or why it is open, in a sentence."""
+    of_paper: bool = True
+    """False for what this package claims of itself, which the count of the paper's claims leaves out."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from ddpnopt.lab.data.catalogue import status
 from ddpnopt.lab.methods.registry import method
 from ddpnopt.lab.paper.item import Context, Table
 from ddpnopt.lab.paper.item_runs import SeedRuns, how_run, outcomes
-from ddpnopt.lab.paper.table3_columns import Column
+from ddpnopt.lab.paper.table3_columns import Column, Size
 from ddpnopt.lab.runs.config import RunConfig
 from ddpnopt.lab.runs.search import candidates, search
 
@@ -30,23 +30,25 @@ class TunedMethod:
     seeds: SeedRuns
 
 
-def measure(context: Context, column: Column, methods: Sequence[str]) -> list[TunedMethod]:
-    """Tune and run the methods on one data set; methods that cannot train its network are left out."""
-    bases = [column.config(name) for name in methods if column.possible(name)]
+def measure(
+    context: Context, column: Column, methods: Sequence[str], *, size: Size | None = None, seeds: int | None = None
+) -> list[TunedMethod]:
+    """Tune and run the methods on one data set; methods that cannot train its network are left out.
+
+    `size` and `seeds` are the column's unless they are given. Learning rates are always chosen on its size for that.
+    """
+    length, count = size or column.size, seeds or column.seeds
+    task = column.task(length)
+    bases = [column.config(name, column.tuning) for name in methods if column.possible(name)]
     grids = [candidates(base, column.rates) for base in bases]
     what = f"{column.label}: learning rates"
     ranked = search(grids, column.tuning_seeds, lambda configs: outcomes(context, configs, what))
-    chosen = [found[0].config if found else base for base, found in zip(bases, ranked, strict=True)]
-    configs = [replace(each, seed=seed) for each in chosen for seed in range(column.seeds_of(each.method))]
+    best = [found[0].config if found else base for base, found in zip(bases, ranked, strict=True)]
+    chosen = [replace(each, task=task) for each in best]
+    configs = [replace(each, seed=seed) for each in chosen for seed in range(count)]
     found = iter(outcomes(context, configs, column.label))
     return [
-        TunedMethod(
-            column,
-            each.method,
-            each,
-            len(grid),
-            SeedRuns([next(found) for _ in range(column.seeds_of(each.method))], column.task(each.method)),
-        )
+        TunedMethod(column, each.method, each, len(grid), SeedRuns([next(found) for _ in range(count)], task))
         for each, grid in zip(chosen, grids, strict=True)
     ]
 
@@ -63,6 +65,7 @@ def settings_table(entries: Sequence[TunedMethod]) -> Table:
                 "method": method(each.method).label,
                 "learning rate": f"{rate:g}" + (f", momentum {momentum:g}" if momentum is not None else ""),
                 "tried": str(each.tried) if each.tried else "default",
+                "samples": "all" if each.seeds.task.n_train is None else f"{each.seeds.task.n_train:,}",
                 "epochs": str(each.seeds.task.epochs),
                 "diverged": f"{each.seeds.diverged} of {len(each.seeds.runs)}",
             }
@@ -76,12 +79,12 @@ def settings_table(entries: Sequence[TunedMethod]) -> Table:
 
 def notes(context: Context, columns: Sequence[Column]) -> list[str]:
     """The set-up of each data set, and how its images differ from the original ones."""
-    made = [how_run(context, each.task("adam"), each.seeds) for each in columns]
+    made = [how_run(context, each.task(each.size), each.seeds) for each in columns]
     images = dict.fromkeys(each.dataset for each in columns if each.dataset in IMAGE_SETS)
     made += [text for name in images if (text := status(name, context.data_dir).note)]
-    if not context.full and any(each.n_train is not None for each in columns):
+    if not context.full and any(each.size.n_train is not None for each in columns):
         made.append(
             "Image sets: a part of the training images, drawn again by each seed, so that two cores suffice; "
-            "--full takes all."
+            "--full takes all of them, with learning rates chosen on that part."
         )
     return made

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ddpnopt.lab import networks
+from ddpnopt.lab.baselines import MMCLoss
 from ddpnopt.lab.data import IMAGE_SETS, Dataset, canonical, load
-from ddpnopt.lab.errors import ExperimentError
+from ddpnopt.lab.errors import ExperimentError, UnknownNameError
 from ddpnopt.lab.runs.outcome import TrainingRecord
 from ddpnopt.lab.runs.task import Evaluation
 
@@ -23,6 +24,29 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 # Larger ones are slower: the activations of a CNN would not fit into the memory that the allocator reuses.
 EVALUATION_BATCH = 250
 VALIDATION_FRACTION = 0.2
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """A loss, and how a class is read from the outputs."""
+
+    loss: LossFunction
+    predict: Callable[[Tensor], Tensor]
+
+
+def objective(name: str, classes: int) -> Objective:
+    """The cross-entropy, or the MMC loss, which predicts the class of the nearest centre."""
+    if name == "cross_entropy":
+        return Objective(F.cross_entropy, lambda z: z.argmax(1))
+    if name == "mmc":
+        mmc = MMCLoss(classes)
+        return Objective(mmc, mmc.predict)
+    raise UnknownNameError("loss", name, LOSSES)
+
+
+LOSSES = ("cross_entropy", "mmc")
+MMC_UNTRAINED = 50.0
+"""The centres have norm 10 and mean zero: half a squared distance of 50 from there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +58,7 @@ class DatasetProblem:
     epochs: int
     batch_size: int
     loss_function: LossFunction = F.cross_entropy
+    predict: Callable[[Tensor], Tensor] = field(default=lambda z: z.argmax(1))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -49,7 +74,7 @@ class DatasetProblem:
     def evaluate(self, record: TrainingRecord) -> Evaluation:
         """Training loss and test accuracy; NaN where the outputs on the test set are not finite."""
         data = self.dataset
-        test_loss, accuracy = evaluate(self.model, data.x_test, data.y_test, self.loss_function)
+        test_loss, accuracy = evaluate(self.model, data.x_test, data.y_test, self.loss_function, self.predict)
         if not math.isfinite(test_loss):
             return Evaluation(math.nan, math.nan)
         loss, _ = evaluate(self.model, data.x_train, data.y_train, self.loss_function)
@@ -68,23 +93,32 @@ class ClassificationTask:
     """Training samples, drawn by the seed; None takes all."""
     name: str = field(default="", compare=False)
     label: str = field(default="", compare=False)
+    loss: str = "cross_entropy"
+    measure_updates: bool = False
+    """Whether the outcome holds the norms of the updates."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ExperimentError(f"{name} must be at least 1, not {getattr(self, name)}")
+        objective(self.loss, self.classes)
         if not self.name:
             object.__setattr__(self, "name", f"{self.dataset}-{self.network}")
 
     @property
     def identity(self) -> Mapping[str, Any]:
         """All but the names."""
+        # what was added later is there only if it is used: the keys of older runs stay what they were
+        extra = {} if self.loss == "cross_entropy" else {"loss": self.loss}
+        if self.measure_updates:
+            extra["measure_updates"] = "yes"
         return {
             "dataset": self.dataset,
             "network": self.network,
             "epochs": self.epochs,
             "batch_size": self.batch_size,
             "n_train": self.n_train,
+            **extra,
         }
 
     @property
@@ -101,7 +135,7 @@ class ClassificationTask:
     @property
     def untrained(self) -> Evaluation:
         """Guessing: loss log C, accuracy 100 / C."""
-        return Evaluation(math.log(self.classes), self.chance)
+        return Evaluation(MMC_UNTRAINED if self.loss == "mmc" else math.log(self.classes), self.chance)
 
     @property
     def higher_is_better(self) -> bool:
@@ -121,14 +155,21 @@ class ClassificationTask:
 
     def problem_on(self, data: Dataset, seed: int) -> DatasetProblem:
         """The problem on data that are loaded already."""
-        return DatasetProblem(self.build(data, seed), data, self.epochs, self.batch_size)
+        chosen = objective(self.loss, self.classes)
+        return DatasetProblem(self.build(data, seed), data, self.epochs, self.batch_size, chosen.loss, chosen.predict)
 
     def problem(self, seed: int, *, validation: bool = False, data_dir: Path | None = None) -> DatasetProblem:
         return self.problem_on(self.load(seed, validation=validation, data_dir=data_dir), seed)
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, x: Tensor, y: Tensor, loss_function: LossFunction = F.cross_entropy) -> Evaluation:
+def evaluate(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    loss_function: LossFunction = F.cross_entropy,
+    predict: Callable[[Tensor], Tensor] = lambda z: z.argmax(1),
+) -> Evaluation:
     """Mean loss and accuracy in percent over all of `x`."""
     model.eval()
     loss, correct = 0.0, 0
@@ -136,7 +177,7 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, loss_function: LossFunction
         part = slice(start, start + EVALUATION_BATCH)
         outputs = model(x[part])
         loss += float(loss_function(outputs, y[part])) * len(y[part])
-        correct += int((outputs.argmax(1) == y[part]).sum())
+        correct += int((predict(outputs) == y[part]).sum())
     return Evaluation(loss / len(x), 100 * correct / len(x))
 
 

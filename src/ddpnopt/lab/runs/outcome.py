@@ -82,6 +82,8 @@ class Outcome:
     """On the whole training set at the end; NaN if the run diverged."""
     together: int = 1
     """How many runs were computed at once as one stack; the seconds are this run's share."""
+    update_norms: list[float] = field(default_factory=list)
+    """Mean norm of each layer's update after the first epoch, where the task asks for it."""
     details: RunDetails | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
@@ -149,12 +149,19 @@ def train(
     set_mode(optimizer, "train")
     lr = float(optimizer.param_groups[0]["lr"])
     record, error = TrainingRecord(), ""
+    watch = UpdateNorms(model) if getattr(config.task, "measure_updates", False) else None
+
+    def observe(progress: Progress) -> None:
+        if watch is not None:
+            watch.after(progress)
+        on_step(progress)
+
     loss = metric = math.nan
     with one_thread_for_small(model), torch.random.fork_rng(devices=[]), _quiet() if record_errors else nullcontext():
         torch.manual_seed(config.seed)  # for layers and losses that draw, such as dropout
         generator = torch.Generator().manual_seed(config.seed)
         try:
-            run_epochs(problem, optimizer, generator, on_step=on_step, checkpoints=checkpoints, record=record)
+            run_epochs(problem, optimizer, generator, on_step=observe, checkpoints=checkpoints, record=record)
         except TaskError:  # says nothing of the method
             raise
         except Exception as failed:  # an eigendecomposition of NaN raises LinAlgError, others what they like
@@ -175,8 +182,31 @@ def train(
         error=error,
         curve=record.curve(),
         train_loss=math.nan if record.diverged else loss,
+        update_norms=[] if watch is None else watch.means(),
         details=RunDetails(record, model.state_dict()),
     )
+
+
+class UpdateNorms:
+    """The mean norm of each linear layer's update, over the steps after the first epoch."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers = [[*module.parameters()] for module in model.modules() if isinstance(module, nn.Linear)]
+        self.total, self.steps = torch.zeros(len(self.layers)), 0
+        self._before = self._weights()
+
+    def after(self, progress: Progress) -> None:
+        now = self._weights()
+        if progress.epoch > 0:
+            moved = [(new - old).norm() for new, old in zip(now, self._before, strict=True)]
+            self.total, self.steps = self.total + torch.stack(moved), self.steps + 1
+        self._before = now
+
+    def means(self) -> list[float]:
+        return (self.total / self.steps).tolist() if self.steps else []
+
+    def _weights(self) -> list[Tensor]:
+        return [torch.cat([p.detach().flatten() for p in layer]) for layer in self.layers]
 
 
 def perform(config: RunConfig, data_dir: Path | None = None) -> Outcome | None:

@@ -58,6 +58,13 @@ def derivative(activation: str, out: Tensor) -> Tensor | None:
     return out * (1 - out) if activation == "sigmoid" else None
 
 
+def second_derivative(activation: str, out: Tensor) -> Tensor | None:
+    """sigma'' as a function of the output of sigma; None for 0."""
+    if activation == "tanh":
+        return -2 * out * (1 - out.square())
+    return out * (1 - out) * (1 - 2 * out) if activation == "sigmoid" else None
+
+
 def augmented(x: Tensor) -> Tensor:
     """x~ = (x, 1)."""
     return F.pad(x, (0, 1), value=1.0)

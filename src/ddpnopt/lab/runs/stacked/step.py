@@ -1,7 +1,6 @@
-"""One step of R networks: the base optimizer's, and Algorithm 3 with V_x and V_xx of each sample (`value.full`).
+"""One step of R networks: the base optimizer's, and Algorithm 3 with V_x and V_xx of each sample (`bellman`).
 
-Shapes: states x~ (R, B, J), weights U (R, O, J), V_h (R, B, O), V_hh (R, B, O, O). The formulas are those of
-`ddpnopt.ddp.value.full` with the guard and first order dynamics; the curvatures are the package's own.
+Shapes: states x~ (R, B, J), weights U (R, O, J), V_h (R, B, O). The curvatures are the package's own.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ import torch
 from torch import Tensor
 
 from ddpnopt.curvature.base import Seen, State
+from ddpnopt.lab.runs.stacked.bellman import finite, policies, without
+from ddpnopt.lab.runs.stacked.losses import LOSSES
 from ddpnopt.lab.runs.stacked.network import StackedLinear, apply, augmented, derivative
 from ddpnopt.lab.runs.stacked.recipe import Recipe
 from ddpnopt.linear.metric import Metric
@@ -60,15 +61,12 @@ def losses_and_step(stack: Stack, recipe: Recipe, x: Tensor, y: Tensor) -> tuple
     Returns the losses before it (R,), and which runs have gone wrong: their rows are to be thrown away.
     """
     xs, outs = forward(stack, x)
-    B = x.shape[1]
-    log_p = torch.log_softmax(outs[-1], 2)
-    losses = -log_p.gather(2, y[:, :, None]).squeeze(2).mean(1)
+    losses, gradient, hessian = LOSSES[recipe.loss](outs[-1], y)
     wrong = ~losses.isfinite()
-    s = log_p.exp()
-    q = s.scatter_add(2, y[:, :, None], s.new_full((), -1.0).expand(*y.shape, 1)) / B
+    q = gradient / x.shape[1]
     if recipe.feedback:
-        V_xx = (torch.diag_embed(s) - s[:, :, :, None] * s[:, :, None, :]) / B
-        wrong = wrong | _ddp(stack, recipe, xs, outs, q, V_xx)
+        V_xx = gradient[:, :, :, None] * gradient[:, :, None, :] if recipe.terminal == "gn" else hessian()
+        wrong = wrong | _closed_loop(stack, recipe, xs, outs, q, V_xx * recipe.vxx_scale(x.shape[1]))
     else:
         wrong = wrong | _open_loop(stack, recipe, xs, outs, q)
     return losses, wrong
@@ -93,7 +91,7 @@ def _open_loop(stack: Stack, recipe: Recipe, xs: list[Tensor], outs: list[Tensor
         bend = derivative(stack.kinds[t], outs[t])
         v = v if bend is None else v * bend
         if recipe.careful:
-            wrong, v = _without(wrong, v)
+            wrong, v = without(wrong, v)
         metric, gradient = _observe(stack, recipe, t, xs[t], v)
         steps.append(_direction(stack, recipe, t, metric, gradient))
         v = v @ stack.U[t][:, :, :-1]
@@ -102,38 +100,22 @@ def _open_loop(stack: Stack, recipe: Recipe, xs: list[Tensor], outs: list[Tensor
     return wrong
 
 
-def _ddp(stack: Stack, recipe: Recipe, xs: list[Tensor], outs: list[Tensor], V_x: Tensor, V_xx: Tensor) -> Tensor:
+def _closed_loop(
+    stack: Stack, recipe: Recipe, xs: list[Tensor], outs: list[Tensor], V_x: Tensor, V_xx: Tensor
+) -> Tensor:
     """Algorithm 3: the backward pass of V_x and V_xx, then the forward pass with dx."""
-    wrong = V_x.new_zeros(len(V_x), dtype=torch.bool)
-    eta = stack.own["lr"][:, None, None]
-    kept: list[tuple[Tensor, Tensor | None, Metric]] = []
-    for t in reversed(range(len(xs))):
-        bend = derivative(stack.kinds[t], outs[t])
-        V_h, V_hh = V_x, V_xx
-        if bend is not None:
-            V_h, V_hh = bend * V_x, bend[:, :, :, None] * V_xx * bend[:, :, None, :]
-        wrong, V_h, V_hh = _without(wrong, V_h, V_hh)
-        metric, _ = _observe(stack, recipe, t, xs[t], V_h)
-        C = None
-        if t > 0:
-            W = stack.U[t][:, :, :-1]
-            root, N_V_h = _output_metric(metric, xs[t], V_h, eta)
-            C = _guarded(V_hh, root)
-            V_x = (V_h - (C @ N_V_h[:, :, :, None])[:, :, :, 0]) @ W
-            V_xx = _times(_times(C, W).mT, W)
-            V_xx.diagonal(dim1=2, dim2=3).add_(stack.own["vxx_reg"][:, None, None])
-        kept.append((V_h, C, metric))
+
+    def observe(t: int, V_h: Tensor) -> Metric:
+        return _observe(stack, recipe, t, xs[t], V_h)[0]
+
+    wrong, found = policies(stack.kinds, stack.U, stack.own, recipe, xs, outs, V_x, V_xx, observe)
     x_hat = xs[0]
-    for t, (V_h, C, metric) in enumerate(reversed(kept)):
-        V = V_h
-        if C is not None:
-            W_dx = (x_hat - xs[t])[:, :, :-1] @ stack.U[t][:, :, :-1].mT
-            V = V_h + (C @ W_dx[:, :, :, None])[:, :, :, 0]
-        step = _direction(stack, recipe, t, metric, V.mT @ xs[t])
+    for t, (policy, metric) in enumerate(found):
+        step = _direction(stack, recipe, t, metric, policy(x_hat))
         wrong = wrong | _descend(stack, t, step, recipe.careful)
         out = apply(stack.kinds[t], torch.bmm(x_hat, stack.U[t].mT))
         x_hat = augmented(out)
-    return wrong | ~_finite(out)
+    return wrong | ~finite(out)
 
 
 def _observe(stack: Stack, recipe: Recipe, t: int, x: Tensor, V_h: Tensor) -> tuple[Metric, Tensor]:
@@ -160,57 +142,4 @@ def _descend(stack: Stack, t: int, step: Tensor, check: bool) -> Tensor:
             step = step + momentum[:, None, None] * state["momentum_buffer"]
         state["momentum_buffer"] = step
     stack.U[t] = torch.addcmul(stack.U[t], stack.own["lr"][:, None, None], step, value=-1)
-    return ~_finite(stack.U[t]) if check else torch.zeros_like(momentum, dtype=torch.bool)
-
-
-def _output_metric(metric: Metric, x: Tensor, V_h: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
-    """N = eta g_u M^-1 g_u' as root' root, root (R, B, O) for a diagonal or (R, B, O, O); and N V_h."""
-    if metric.T_A is None or metric.T_G is None:
-        D = None if metric.D is None else metric.D[0]
-        squares = x.square()
-        S = squares.sum(2, keepdim=True) if D is None else squares @ D.mT
-        S = (eta * S).expand_as(V_h)
-        return S.sqrt(), S * V_h
-    squares = (x @ metric.T_A.mT).square()
-    S = squares.sum(2, keepdim=True) if metric.D is None else squares @ metric.D[0].mT
-    S = (eta * S).expand_as(V_h)
-    root = S.sqrt()[:, :, :, None] * metric.T_G[:, None]
-    return root, (S * (V_h @ metric.T_G.mT)) @ metric.T_G
-
-
-def _guarded(V: Tensor, root: Tensor) -> Tensor:
-    """C = (I + V N)^-1 V = V - V root' (I + root V root')^-1 root V."""
-    if root.dim() == 3:
-        RV = root[:, :, :, None] * V
-        A = RV * root[:, :, None, :]
-    else:
-        RV = root @ V
-        A = RV @ root.mT
-    A.diagonal(dim1=2, dim2=3).add_(1)
-    factor, failed = torch.linalg.cholesky_ex(A)
-    if bool(failed.any()):  # rounding has made V indefinite: A is still symmetric, but only LU can do it
-        Z, _ = torch.linalg.solve_ex(A, RV)
-        return V - RV.mT @ Z
-    Y = torch.linalg.solve_triangular(factor, RV, upper=False)
-    return V - Y.mT @ Y
-
-
-def _times(V: Tensor, W: Tensor) -> Tensor:
-    """V W for each run: (R, B, k, n), (R, n, m) -> (R, B, k, m)."""
-    R, B, k, n = V.shape
-    return torch.bmm(V.reshape(R, B * k, n), W).view(R, B, k, -1)
-
-
-def _finite(x: Tensor) -> Tensor:
-    """Which runs have only finite numbers: a sum shows it, and reads the tensor once."""
-    return x.flatten(1).sum(1).isfinite()
-
-
-def _without(wrong: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
-    """Puts zeros instead of runs that are not finite, for which an eigendecomposition would raise an error."""
-    now = ~torch.stack([_finite(part) for part in parts]).all(0)
-    if bool(now.any()):
-        parts = tuple(
-            torch.where(now.view(-1, *[1] * (part.dim() - 1)), torch.zeros_like(part), part) for part in parts
-        )
-    return (wrong | now, *parts)
+    return ~finite(stack.U[t]) if check else torch.zeros_like(momentum, dtype=torch.bool)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ddpnopt.lab.data import Dataset
+from ddpnopt.lab.runs.classification import Objective, objective
 from ddpnopt.lab.runs.config import RunConfig
 from ddpnopt.lab.runs.outcome import Outcome, sampled_curve
 from ddpnopt.lab.runs.stacked import recipe as recipes
@@ -29,6 +29,8 @@ class Trained:
     seconds: list[float]
     """After every step, of the whole stack."""
     cpu_seconds: list[float]
+    update_norms: list[list[float]]
+    """Of each run: the mean over the steps after the first epoch, layer by layer; empty if not asked for."""
 
 
 def train(configs: Sequence[RunConfig], models: Sequence[nn.Module], data: Sequence[Dataset]) -> Trained:
@@ -46,12 +48,20 @@ def train(configs: Sequence[RunConfig], models: Sequence[nn.Module], data: Seque
     start, cpu_start = time.perf_counter(), time.process_time()
     seconds: list[float] = []
     cpu_seconds: list[float] = []
-    for _ in range(recipes.classification(first).epochs):
+    task = recipes.classification(first)
+    moved = torch.zeros(len(configs), len(U)) if task.measure_updates else None
+    counted = torch.zeros(len(configs))
+    for epoch in range(task.epochs):
         for x, y in batches.epoch():
             if not len(alive):
                 break
             rows = batches.of_run[alive]
+            before = list(stack.U)
             losses, wrong = losses_and_step(stack, recipe, x[rows], y[rows])
+            if moved is not None and epoch > 0:
+                norms = [(new - old).flatten(1).norm(dim=1) for new, old in zip(stack.U, before, strict=True)]
+                moved[alive] += torch.where(wrong[:, None], 0.0, torch.stack(norms, 1))
+                counted[alive] += (~wrong).float()
             if bool(wrong.any()):
                 right = (~wrong).nonzero().flatten()
                 stack, alive, losses = stack.select(right), alive[right], losses[right]
@@ -65,7 +75,8 @@ def train(configs: Sequence[RunConfig], models: Sequence[nn.Module], data: Seque
     final: list[list[Tensor] | None] = [None] * len(configs)
     for row, run in enumerate(alive.tolist()):
         final[run] = [u[row] for u in stack.U]
-    return Trained(final, by_run, seconds, cpu_seconds)
+    means = [[]] * len(configs) if moved is None else (moved / counted.clamp_min(1)[:, None]).tolist()
+    return Trained(final, by_run, seconds, cpu_seconds, means)
 
 
 class Batches:
@@ -95,11 +106,14 @@ def outcomes(configs: Sequence[RunConfig], models: Sequence[nn.Module], data: Se
     kinds = activations(models[0])
     assert kinds is not None
     found = []
-    for config, each, losses, u in zip(configs, data, trained.losses, trained.weights, strict=True):
+    task = recipes.classification(configs[0])
+    goal = objective(task.loss, task.classes)
+    runs = zip(configs, data, trained.losses, trained.weights, trained.update_norms, strict=True)
+    for config, each, losses, u, norms in runs:
         train_loss, accuracy = math.nan, math.nan
         if u is not None:
-            train_loss, _ = _evaluate(kinds, u, each.x_train, each.y_train)
-            tested, accuracy = _evaluate(kinds, u, each.x_test, each.y_test)
+            train_loss, _ = _evaluate(goal, kinds, u, each.x_train, each.y_train)
+            tested, accuracy = _evaluate(goal, kinds, u, each.x_test, each.y_test)
             if not (math.isfinite(train_loss) and math.isfinite(tested)):
                 train_loss, accuracy, u = math.nan, math.nan, None
         steps = len(losses)
@@ -117,13 +131,13 @@ def outcomes(configs: Sequence[RunConfig], models: Sequence[nn.Module], data: Se
                 curve=sampled_curve(seconds, cpu_seconds, losses),
                 train_loss=train_loss,
                 together=count,
+                update_norms=norms,
             )
         )
     return found
 
 
-def _evaluate(kinds: Sequence[str], u: Sequence[Tensor], x: Tensor, y: Tensor) -> tuple[float, float]:
+def _evaluate(goal: Objective, kinds: Sequence[str], u: Sequence[Tensor], x: Tensor, y: Tensor) -> tuple[float, float]:
     """Mean loss and accuracy in percent of one run, small enough to be taken at once."""
     z = outputs(kinds, [each[None] for each in u], x.flatten(1)[None])[0]
-    loss = float(F.cross_entropy(z, y))
-    return loss, 100 * float((z.argmax(1) == y).sum()) / len(y)
+    return float(goal.loss(z, y)), 100 * float((goal.predict(z) == y).sum()) / len(y)

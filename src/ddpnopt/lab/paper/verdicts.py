@@ -1,0 +1,92 @@
+"""Verdicts with errors: a difference decides a claim if it is larger than two standard errors, else the claim is open.
+
+Runs of the same seed share data, weights and batches, so that differences are taken seed by seed. Fewer than three
+seeds decide nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+STANDARD_ERRORS = 2.0
+FEWEST_SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds and its standard error, which is infinite where there are too few."""
+
+    mean: float
+    error: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Estimate:
+        numbers = list(values)
+        enough = len(numbers) >= FEWEST_SEEDS and all(map(math.isfinite, numbers))
+        error = stdev(numbers) / math.sqrt(len(numbers)) if enough else math.inf
+        return cls(fmean(numbers) if numbers else math.nan, error)
+
+    @property
+    def margin(self) -> float:
+        return STANDARD_ERRORS * self.error
+
+    @property
+    def positive(self) -> bool | None:
+        """True or False where the sign is beyond the error, None within it."""
+        if not math.isfinite(self.mean) or abs(self.mean) <= self.margin:
+            return None
+        return self.mean > 0
+
+    def within(self, low: float, high: float) -> bool | None:
+        """Whether it lies in a range: None where the error reaches over one of its ends."""
+        if not math.isfinite(self.mean) or not math.isfinite(self.error):
+            return None
+        if low <= self.mean - self.margin and self.mean + self.margin <= high:
+            return True
+        return False if self.mean + self.margin < low or self.mean - self.margin > high else None
+
+    def text(self, digits: int) -> str:
+        """Mean ± standard error, with a sign."""
+        shown = f"{self.mean:+.{digits}f}"
+        return f"{shown} ± {self.error:.{digits}f}" if math.isfinite(self.error) else shown
+
+
+def difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
+    """Of the seeds that both have, which are the first ones of each."""
+    return Estimate.of(a - b for a, b in zip(ours, theirs, strict=False))
+
+
+def jackknife(statistic: Callable[[Sequence[int]], float], seeds: int) -> Estimate:
+    """A statistic of all seeds, and its error by leaving out one after the other."""
+    everyone = list(range(seeds))
+    whole = statistic(everyone)
+    if seeds < FEWEST_SEEDS:
+        return Estimate(whole, math.inf)
+    parts = [statistic([seed for seed in everyone if seed != left_out]) for left_out in everyone]
+    middle = fmean(parts)
+    return Estimate(whole, math.sqrt((seeds - 1) / seeds * sum((part - middle) ** 2 for part in parts)))
+
+
+def all_of(verdicts: Iterable[bool | None]) -> bool | None:
+    """False if any is, else None if any is open, else True; nothing is open."""
+    found = list(verdicts)
+    if any(each is False for each in found):
+        return False
+    return True if found and all(found) else None
+
+
+def fair(verdict: bool | None, *, rival_seeds: int, rival_epochs: int, rival_diverged: int) -> tuple[bool | None, str]:
+    """A win counts only against a rival with enough seeds, more than one epoch and no run that diverged."""
+    if not verdict:
+        return verdict, ""
+    for wanting, reason in (
+        (rival_diverged > 0, f"{rival_diverged} of the rival's runs diverged"),
+        (rival_seeds < FEWEST_SEEDS, f"the rival has {rival_seeds} seed{'s' if rival_seeds > 1 else ''} only"),
+        (rival_epochs < 2, "the rival has one epoch only"),
+    ):
+        if wanting:
+            return None, reason
+    return verdict, ""

@@ -1,0 +1,80 @@
+"""Verdicts with errors."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import stdev
+
+import pytest
+
+from ddpnopt.lab.paper import fig_spectrum
+from ddpnopt.lab.paper.readings import READINGS, options
+from ddpnopt.lab.paper.verdicts import Estimate, all_of, difference, fair, jackknife
+
+RESULTS = Path(__file__).parents[3] / "results"
+
+
+def test_a_difference_within_two_standard_errors_is_open() -> None:
+    assert Estimate(1.0, 0.4).positive is True
+    assert Estimate(-1.0, 0.4).positive is False
+    assert Estimate(1.0, 0.6).positive is None
+    assert Estimate(math.nan, 0.1).positive is None
+
+
+def test_differences_are_taken_seed_by_seed() -> None:
+    found = difference([1.0, 11.0, 21.0], [0.0, 9.9, 20.0])
+    assert found.mean == pytest.approx(1.0333, abs=1e-3)
+    assert found.error < 0.05
+    assert found.positive is True
+
+
+def test_two_seeds_and_a_run_that_diverged_decide_nothing() -> None:
+    assert difference([1.0, 1.0], [0.0, 0.0]).positive is None
+    assert difference([1.0, 1.0, math.inf], [0.0, 0.0, 0.0]).positive is None
+
+
+def test_a_range_is_judged_on_both_sides() -> None:
+    assert Estimate(7.0, 0.5).within(5, 10) is True
+    assert Estimate(5.5, 0.5).within(5, 10) is None
+    assert Estimate(3.0, 0.5).within(5, 10) is False
+    assert Estimate(12.0, 0.5).within(5, 10) is False
+
+
+def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
+    values = [1.0, 4.0, 2.0, 7.0]
+    found = jackknife(lambda seeds: sum(values[s] for s in seeds) / len(seeds), len(values))
+    assert found.mean == pytest.approx(3.5)
+    assert found.error == pytest.approx(stdev(values) / 2)
+
+
+def test_one_failure_refutes_and_one_open_part_leaves_open() -> None:
+    assert all_of([True, True]) is True
+    assert all_of([True, None]) is None
+    assert all_of([None, False, True]) is False
+    assert all_of([]) is None
+
+
+def test_losing_needs_no_fair_rival() -> None:
+    assert fair(False, rival_seeds=1, rival_epochs=1, rival_diverged=1) == (False, "")
+    assert fair(True, rival_seeds=3, rival_epochs=2, rival_diverged=0) == (True, "")
+    assert fair(True, rival_seeds=1, rival_epochs=2, rival_diverged=0)[0] is None
+
+
+def test_every_reading_is_a_few_options_and_a_baseline_has_none_of_them() -> None:
+    names = {"vxx_power", "guard", "terminal", "whole"}
+    for each in READINGS.values():
+        assert options("sgd", each) == {}
+        assert set(options("ddpnopt-rmsprop", each)) <= names
+        assert "whole" not in options("ddpnopt-sgd", each)
+
+
+def test_the_rank_of_the_cross_entropy_is_explained() -> None:
+    assert "k - 1" in fig_spectrum.OBJECTIVES[0].why_not_exact
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/result.json")), ids=lambda path: path.parent.name)
+def test_every_claim_that_does_not_hold_has_its_reason_on_the_page(path: Path) -> None:
+    claims = json.loads(path.read_text(encoding="utf-8"))["claims"]
+    assert [claim["text"] for claim in claims if claim["holds"] is False and not claim.get("why")] == []
