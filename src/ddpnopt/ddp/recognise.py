@@ -86,12 +86,12 @@ def _other(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) ->
     """A squared error if the loss says so, or if it is not known and nothing speaks against it."""
     size = float(q.double().square().sum())
     usual = 1.0 / max(z.numel(), 1) if mean else 1.0
-    if total is None or total == 0 or size == 0:
+    if total is None or total <= 0 or size == 0:  # a loss below zero has its minimum anywhere
         if shared_magnitude(q, tol):
             return UnknownLoss.adding_up_to(size / (4 * usual), z, q)
         return Loss("squared_error", z - q / (2 * usual), usual, certain=size == 0)
     scale = size / (4 * total)  # of loss = scale * sum (z - t)^2
-    if total < 0 or not has_usual_scale(scale, q, tol):
+    if not has_usual_scale(scale, q, tol):
         return UnknownLoss.adding_up_to(total, z, q)
     weight: Tensor | float = scale
     if abs(scale - usual) <= tol * usual:

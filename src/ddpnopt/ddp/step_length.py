@@ -134,11 +134,12 @@ class StepLength:
     def learn_from_slope(self, found: Evidence, slope: float) -> None:
         """Where the loss after a step is a guess, or not known: the slope of the next batch along the update.
 
-        It needs neither the form nor the scale of the loss. As the batch is another one, noise makes the curvature look
-        larger: half of it is a lower bound of kappa.
+        It needs neither the form nor the scale of the loss. The batch is another one: before the step, the slope there
+        was that of unseen samples. Half of the difference is a lower bound of kappa.
         """
         model = found.own_curvature * self.taken**2
-        self.felt_curvature = DECAY * self.felt_curvature + (1 - DECAY) * max(slope + self.decrease, 0.0)
+        before = self.decrease * min(1.0, max(self.unseen, 0.0) / max(self.own, 1e-300))
+        self.felt_curvature = DECAY * self.felt_curvature + (1 - DECAY) * max(slope + before, 0.0)
         self.felt_model = DECAY * self.felt_model + (1 - DECAY) * model
         self.kappa = max(self.kappa, FELT * self.felt_curvature / max(self.felt_model, 1e-300))
 
