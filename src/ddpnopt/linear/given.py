@@ -20,7 +20,7 @@ class Given(Layer):
     weight_shape: tuple[int, ...]
     bias: bool = False
     groups: int = 1
-    feature_dims: ClassVar[tuple[int | None, int | None]] = (None, None)
+    feature_dims: ClassVar[tuple[int | None, int | None]] = (None, 1)
 
     def apply(self, x: Tensor, u: Parts) -> Tensor:
         return u[0].reshape(1, -1).expand(len(x), -1)
@@ -41,7 +41,8 @@ class Given(Layer):
         return rows.flatten(1)
 
     def outer_factors(self, xi: Tensor | None, psi: Tensor | None) -> Parts:
-        return [torch.ones(())]
+        assert psi is not None
+        return [psi.view(self.weight_shape)]
 
     def sample_grads(self, x: Tensor, v: Tensor) -> Tensor:
         return v.reshape(len(v), 1, prod(self.weight_shape), 1)
