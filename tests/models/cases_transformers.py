@@ -232,7 +232,12 @@ def resnet() -> Trial:
     return classifier(ResNetForImageClassification(config))
 
 
-@case("MobileNetV2", SEEN, needs=NEEDS, fails="falls short of AdamW; the cause was not examined")
+@case(
+    "MobileNetV2",
+    SEEN,
+    needs=NEEDS,
+    fails="the curvature of the norms and depthwise convolutions keeps the steps short",
+)
 def mobilenet() -> Trial:
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
