@@ -14,7 +14,7 @@ import csv
 import re
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 
@@ -35,17 +35,24 @@ def rows(path: str) -> list[dict[str, str]]:
 def figure(name: str) -> str:
     """The text that belongs at a mark."""
     kind, _, rest = name.partition(" ")
-    known = {"suite": suite, "accuracy": accuracy, "grid": grid, "speed": speed, "window": window}
+    known = {
+        "suite": suite,
+        "sealed": partial(suite, sealed=True),
+        "accuracy": accuracy,
+        "grid": grid,
+        "speed": speed,
+        "window": window,
+    }
     if kind not in known:
         raise KeyError(f"no figure {name!r}; kinds: {', '.join(known)}")
     return known[kind](*rest.split(" / "))
 
 
-def suite(method: str, what: str = "") -> str:
-    """`suite ddpnopt / ahead`: on how many tasks; also not behind, tasks, seeds, reached, time, cheaper."""
+def suite(method: str, what: str = "", *, sealed: bool = False) -> str:
+    """`suite ddpnopt / ahead`: on how many open tasks; also not behind, tasks, seeds, reached, time, cheaper."""
     if not what:
         method, _, what = method.partition(" ")
-    mine = [row for row in rows("suite/suite.csv") if row["method"] == method and row["sealed"] == "False"]
+    mine = [row for row in rows("suite/suite.csv") if row["method"] == method and row["sealed"] == str(sealed)]
     ratios = [float(row["time_ratio"]) for row in mine if row["time_ratio"] not in ("", "inf", "nan")]
     counts = {
         verdict: sum(row["verdict"] == verdict for row in mine) for verdict in ("ahead", "level", "behind", "collapsed")
