@@ -1,4 +1,4 @@
-"""Write docs/models.md: every case of tests/models, DDPNOpt(model) beside AdamW at three learning rates.
+"""Write docs/models.md and results/models: every case of tests/models, DDPNOpt(model) beside AdamW at three rates.
 
 python benchmarks/models.py
 """
@@ -52,7 +52,11 @@ def main() -> None:
         headings = ("case", "steps", "before", "AdamW 3e-3", "AdamW, best of three", "DDPNOpt", "")
         parts += [f"## {group[0].upper()}{group[1:]}", "", markdown_table(headings, rows), ""]
         print(group, flush=True)
-    (ROOT / "docs" / "models.md").write_text("\n".join(parts), encoding="utf-8")
+    text = "\n".join(parts)
+    (ROOT / "docs" / "models.md").write_text(text, encoding="utf-8")
+    results = ROOT / "results" / "models"
+    results.mkdir(parents=True, exist_ok=True)
+    (results / "models.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
