@@ -19,7 +19,7 @@ from ddpnopt import DDPNOpt, OpenLoopWarning
 from ddpnopt.trace.fused import Interception
 from ddpnopt.trace.model_layers import fuse
 
-tight = {"rtol": 1e-9, "atol": 1e-11}
+tight = {"rtol": 1e-9, "atol": 1e-9}
 
 
 @pytest.fixture(autouse=True)
