@@ -193,7 +193,8 @@ class Step:
         judged = opt.form.value == "batch" and opt.closed_loop
         loss = self._batch_loss() if judged else None
         known = true_loss(recording) is not None or (self.losses is not None and are_certain(self.losses))
-        self.certain = loss is not None and known
+        # alike in all processes, whose lengths have to stay equal
+        self.certain = self.peers.total(float(loss is None or not known)) == 0
         if loss is None:
             yield fraction
             return
@@ -331,13 +332,12 @@ class Step:
         if not math.isfinite(total):
             raise not_finite("a weight or output after the step", ADVICE)
         if opt.form.scale_free:
+            opt.report.fraction, opt.report.kappa = self.fraction, opt._length.kappa
             keep_update(self)  # from here on the step cannot be undone
         opt._troubles.after_step(opt.report)
         if self.recording is not None:
             mine = self.recording.batch_size
             opt.samples += mine if self.peers.alone else self.peers.batch(mine)
-        if opt.form.scale_free:
-            opt.report.fraction, opt.report.kappa = self.fraction, opt._length.kappa
 
     def _write_report(self, recording: Recording, log: Log) -> None:
         report, losses = self.opt.report, self.losses
