@@ -12,7 +12,9 @@ averages, the memory of former batches.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -34,7 +36,12 @@ class Balance:
 
     xi: Tensor | None  # of the input features, to be multiplied with x
     psi: Tensor | None  # of the outputs, to be multiplied with p
-    factors: Parts  # psi o . o xi for weight and bias, broadcast
+    make_factors: Callable[[], Parts]
+
+    @cached_property
+    def factors(self) -> Parts:
+        """psi o . o xi for weight and bias, broadcast."""
+        return self.make_factors()
 
     def inputs(self, x: Tensor) -> Tensor:
         """x': like x."""
@@ -44,9 +51,26 @@ class Balance:
         """p': like h."""
         return p if self.psi is None else p * self.psi
 
+    def inputs_twice(self, x: Tensor) -> Tensor:
+        """xi o x'."""
+        return x if self.xi is None else x * self.xi.square()
+
+    def outputs_twice(self, p: Tensor) -> Tensor:
+        """psi o p'."""
+        return p if self.psi is None else p * self.psi.square()
+
     def scale(self, u: Parts) -> Parts:
         """From gradients in u to gradients in u', and from steps in u' to steps in u."""
         return [part * factor for part, factor in zip(u, self.factors, strict=True)]
+
+    def unscale(self, u: Parts) -> Parts:
+        """From steps in u to steps in u'."""
+        return [part / factor for part, factor in zip(u, self.factors, strict=True)]
+
+    def add_scaled(self, u: list[Tensor], step: Parts, alpha: float) -> None:
+        """u <- u + alpha times a step in u'."""
+        for weight, part, factor in zip(u, step, self.factors, strict=True):
+            weight.addcmul_(part, factor, value=alpha)
 
 
 def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers) -> Balance:
@@ -56,7 +80,7 @@ def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: P
     if looks <= EVERY_STEP or looks % REFRESH == 0:
         _observe(x, p, input_dim, output_dim, state, peers)
     xi, psi = state.get("input_factor"), state.get("output_factor")
-    return Balance(_along(xi, x, input_dim), _along(psi, p, output_dim), layer.outer_factors(xi, psi))
+    return Balance(_along(xi, x, input_dim), _along(psi, p, output_dim), partial(layer.outer_factors, xi, psi))
 
 
 def _observe(
@@ -94,6 +118,8 @@ def _along(factor: Tensor | None, like: Tensor, dim: int | None) -> Tensor | Non
     """A factor per feature, to be multiplied with `like`."""
     if factor is None or dim is None:
         return None
+    if dim == -1:
+        return factor
     shape = [1] * like.dim()
     shape[dim] = -1
     return factor.view(shape)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ddpnopt.ddp.stage import per_sample_dot
-from ddpnopt.linear.layer import Layer
+from ddpnopt.linear.layer import Layer, per_sample_dot
 from ddpnopt.linear.metric import Metric
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp.balance import Balance
-from ddpnopt.linear.layer import Layer, Parts, add
+from ddpnopt.ddp.balanced import BalancedGradients, Stored, balanced_gradients
+from ddpnopt.linear.layer import Layer, Parts, add, per_sample_dot
 from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import Explicit, SampleGradients, Sums
 
 EMPTY = torch.empty(0)
-DOTTED = 2**19  # numbers of each factor that are multiplied at once in inner products
 
 
 @dataclass(eq=False)
@@ -44,6 +44,7 @@ class Stage:
     fraction: float = 1.0  # of the prior that the step takes
     changed: bool = field(default=False, init=False)  # whether `weights` differ from u
     _gradients: SampleGradients | None = field(default=None, init=False)
+    _balanced: BalancedGradients | None = field(default=None, init=False)
 
     @property
     def batch(self) -> int:
@@ -52,7 +53,8 @@ class Stage:
 
     def free(self) -> None:
         """Drop the tensors of the size of the activations."""
-        self.x, self.p_h, self.p_x, self.later, self._gradients = EMPTY, [], [], None, None
+        self.x, self.p_h, self.p_x, self.later = EMPTY, [], [], None
+        self._gradients = self._balanced = None
 
     @property
     def has_input_gradients(self) -> bool:
@@ -61,7 +63,8 @@ class Stage:
 
     def free_output_gradients(self, displacement: Displacement) -> None:
         """Drop p_h where the forward sweep needs only the per-sample gradients, which are explicit."""
-        if isinstance(self._gradients, Explicit) and displacement.chain and self.has_input_gradients:
+        explicit = isinstance(self._gradients, Explicit) or isinstance(self._balanced, Stored)
+        if explicit and displacement.chain and self.has_input_gradients:
             self.p_h = []
 
     def gradients(self, *, coupled: bool) -> SampleGradients:
@@ -74,6 +77,15 @@ class Stage:
             others = R * self.batch if coupled else 1
             self._gradients = self.layer.sample_gradients(x, p, others=others, recompute=self.recompute)
         return self._gradients
+
+    def balanced_gradients(self) -> BalancedGradients:
+        """P_u of one column with the factors of `balance`, which sums have twice; one process has the whole batch."""
+        assert self.balance is not None
+        if self._balanced is None:
+            self._balanced = balanced_gradients(
+                self.layer, self.x, self.p_h[0], self.balance, others=self.batch, recompute=self.recompute
+            )
+        return self._balanced
 
 
 @dataclass(eq=False)
@@ -172,14 +184,3 @@ class Displacement:
 
 def _cat(columns: list[Tensor]) -> Tensor:
     return columns[0] if len(columns) == 1 else torch.cat(columns)
-
-
-def per_sample_dot(a: Tensor, b: Tensor, less: Tensor | None = None) -> Tensor:
-    """<a_i, b_i - less_i> for each sample i: (B, …), … -> (B,)."""
-    if a.numel() >= 2 * DOTTED:  # a few samples at a time, so that temporary tensors stay in the cache
-        n = max(1, len(a) * DOTTED // a.numel())
-        parts = [a.split(n), b.split(n), [None] * -(-len(a) // n) if less is None else less.split(n)]
-        return torch.cat([per_sample_dot(*some) for some in zip(*parts, strict=True)])
-    if less is not None:
-        b = b - less
-    return torch.linalg.vecdot(a, b) if a.dim() == 2 else torch.linalg.vecdot(a.flatten(1), b.flatten(1))

@@ -112,19 +112,15 @@ def _update(stage: Stage, d: Direction, policy: Policy, metric: Metric, curvatur
 
 
 def _update_balanced(stage: Stage, d: Direction, policy: Policy, log: Log | None) -> None:
-    """u <- u - eta d, in balanced variables, and the prior."""
-    assert stage.balance is not None
-    parts = d.parts()
-    for weight, part, factor in zip(stage.weights, parts, stage.balance.factors, strict=True):
-        weight.addcmul_(part, factor, value=-stage.eta)
+    """u <- u - eta M^-1 d with the metric of the balanced variables, which d has, and the prior."""
+    if log is not None:
+        open_loop = policy(None).parts()
+        feedback = [a - b for a, b in zip(d.parts(), open_loop, strict=True)]
+        log[stage.name] = LayerReport(*(stage.eta * norm(part) for part in (open_loop, feedback, d.parts())))
+    d.add_to(stage.weights, -stage.eta)
     for share, step in stage.prior:
         for weight, part in zip(stage.weights, step, strict=True):
             weight.sub_(part, alpha=stage.fraction * share)
-    if log is not None:
-        open_loop = policy(None).parts()
-        feedback = [a - b for a, b in zip(parts, open_loop, strict=True)]
-        sizes = [stage.eta * norm(stage.balance.scale(part)) for part in (open_loop, feedback, parts)]
-        log[stage.name] = LayerReport(*sizes)
 
 
 def descend(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ddpnopt.linear.sample_gradients import SampleGradients
 
 Parts = list[Tensor]
+DOTTED = 2**19  # numbers of each factor that are multiplied at once in inner products
 
 
 def add(a: Parts, b: Parts | None) -> Parts:
@@ -47,6 +48,17 @@ def norm(parts: Parts) -> float:
 def scale_samples(w: Tensor, a: Tensor) -> Tensor:
     """w_i a_i: (B,), (B, …) -> (B, …)."""
     return w.to(a.dtype).view(-1, *[1] * (a.dim() - 1)) * a
+
+
+def per_sample_dot(a: Tensor, b: Tensor, less: Tensor | None = None) -> Tensor:
+    """<a_i, b_i - less_i> for each sample i: (B, …), … -> (B,)."""
+    if a.numel() >= 2 * DOTTED:  # a few samples at a time, so that temporary tensors stay in the cache
+        n = max(1, len(a) * DOTTED // a.numel())
+        parts = [a.split(n), b.split(n), [None] * -(-len(a) // n) if less is None else less.split(n)]
+        return torch.cat([per_sample_dot(*some) for some in zip(*parts, strict=True)])
+    if less is not None:
+        b = b - less
+    return torch.linalg.vecdot(a, b) if a.dim() == 2 else torch.linalg.vecdot(a.flatten(1), b.flatten(1))
 
 
 class Layer(ABC):

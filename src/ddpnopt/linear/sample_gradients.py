@@ -155,13 +155,11 @@ class ByPlaces(_Materialised):
         self, metric: Metric, p: Tensor | None, ask: Callable[[Explicit, Metric, Tensor | None], Tensor]
     ) -> Tensor:
         """Inner products of explicit gradients, for a few outputs at a time where the metric does not mix outputs."""
-        O, pieces = self.layer.weight_shape[0], -(-len(self.x) * prod(self.layer.weight_shape) // TEMPORARY)
-        if self.layer.groups > 1 or metric.T_A is not None or pieces <= 1:
+        pieces = output_pieces(self.layer, len(self.x))
+        if metric.T_A is not None or len(pieces) == 1:
             return ask(Explicit(self.layer, self.x, self.p), metric, p)
         total: Tensor | None = None
-        rows = -(-O // pieces)  # of equal size: the work before the products is repeated for each piece
-        for i in range(0, O, rows):
-            some = i, min(rows, O - i)
+        for some in pieces:
             layer, own = self.layer.narrow(self.p, *some)
             other = None if p is None else self.layer.narrow(p, *some)[1]
             D = None if metric.D is None else [d.narrow(0, *some) for d in metric.D]
@@ -181,6 +179,15 @@ class Recomputed(ByPlaces):
     """Explicit for inner products and freed at once; the sum is computed again, through one gradient."""
 
     explicit = True
+
+
+def output_pieces(layer: Layer, samples: int) -> list[tuple[int, int]]:
+    """Which outputs to take at once, (first, number), so that explicit gradients stay in the cache."""
+    O, pieces = layer.weight_shape[0], -(-samples * prod(layer.weight_shape) // TEMPORARY)
+    if layer.groups > 1 or pieces <= 1:
+        return [(0, O)]
+    rows = -(-O // pieces)  # of equal size: the work before the products is repeated for each piece
+    return [(i, min(rows, O - i)) for i in range(0, O, rows)]
 
 
 def over_places(layer: Layer, x: Tensor, p: Tensor, others: int, recompute: bool | None) -> SampleGradients:

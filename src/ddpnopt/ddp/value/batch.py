@@ -29,12 +29,12 @@ import torch
 from torch import Tensor
 
 from ddpnopt._distributed import ALONE, Peers
-from ddpnopt.ddp.stage import Direction, Displacement, Policy, Stage, per_sample_dot
+from ddpnopt.ddp.stage import Direction, Displacement, Policy, Stage
 from ddpnopt.ddp.value.coupling import Coupling
 from ddpnopt.ddp.value.damping import damped
-from ddpnopt.linear.layer import Parts, scale_samples
+from ddpnopt.linear.layer import Parts, per_sample_dot, scale_samples
 from ddpnopt.linear.metric import Metric
-from ddpnopt.linear.sample_gradients import Explicit, SampleGradients
+from ddpnopt.linear.sample_gradients import Sums
 
 Solver = Callable[[Tensor | None], Tensor]
 """From c_t, None for zero, to the weights of the columns."""
@@ -117,8 +117,7 @@ class Batch:
 
     def backward(self, stage: Stage, metric: Metric) -> Policy:
         gradients, solve = self.couple(stage, metric)
-        if isinstance(gradients, Explicit):
-            stage.free_output_gradients(self.displacement)
+        stage.free_output_gradients(self.displacement)
         alone = self.peers.alone
 
         def policy(x_hat: Tensor | None) -> Direction:
@@ -131,7 +130,7 @@ class Batch:
 
         return policy
 
-    def couple(self, stage: Stage, metric: Metric) -> tuple[SampleGradients, Solver]:
+    def couple(self, stage: Stage, metric: Metric) -> tuple[Sums, Solver]:
         """Add this stage to S; the gradients of our own samples, and the solver of their weights in the update."""
         own = stage.gradients(coupled=True)
         coupling = None if self.peers.alone else self._coupling or Coupling(stage)

@@ -18,7 +18,7 @@ from ddpnopt.ddp.stage import Direction, Displacement, Policy, Stage
 from ddpnopt.ddp.value.batch import Batch
 from ddpnopt.linear.layer import Parts
 from ddpnopt.linear.metric import Metric
-from ddpnopt.linear.sample_gradients import SampleGradients
+from ddpnopt.linear.sample_gradients import Sums
 
 LARGEST = 512  # samples in a block: up to here the algebra on B x B matrices is cheap compared with the passes
 
@@ -82,7 +82,7 @@ class Blocks:
 class Several:
     """The gradients of several groups of samples, concatenated."""
 
-    def __init__(self, groups: list[SampleGradients], sizes: list[int]) -> None:
+    def __init__(self, groups: list[Sums], sizes: list[int]) -> None:
         self.groups, self.sizes = groups, sizes
 
     def combine(self, w: Tensor) -> Parts:

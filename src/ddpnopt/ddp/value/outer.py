@@ -20,8 +20,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ddpnopt.ddp.stage import Direction, Displacement, Policy, Stage, per_sample_dot
-from ddpnopt.linear.layer import Parts, scale_samples
+from ddpnopt.ddp.stage import Direction, Displacement, Policy, Stage
+from ddpnopt.linear.layer import Parts, per_sample_dot, scale_samples
 from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import Explicit
 

@@ -28,14 +28,15 @@ from torch import Tensor
 
 from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp.balance import balanced
+from ddpnopt.ddp.balanced import Scaled
 from ddpnopt.ddp.loss import sqrt_curvature
-from ddpnopt.ddp.stage import Displacement, Stage, per_sample_dot
+from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.value.batch import TOGETHER, Batch, Solver, System
 from ddpnopt.ddp.value.coupling import Coupling
-from ddpnopt.linear.layer import Parts
+from ddpnopt.linear.layer import Parts, per_sample_dot
 from ddpnopt.linear.metric import IDENTITY, Metric
-from ddpnopt.linear.sample_gradients import SampleGradients
+from ddpnopt.linear.sample_gradients import Sums
 
 DAMPING = 0.02  # relative to the mean diagonal of A
 LEAST_LOSS = 0.01  # of a sample, relative to the mean: one with a gradient and no loss does not block the others
@@ -53,12 +54,22 @@ class ScaleFree(Batch):
         super().__init__(L, torch.ones_like(L), displacement, 1, peers)
         self.memory = memory  # times the last update is the prior step
         self.watch = watch  # whether the slope along the last update is wanted in any case
+        # of the stages, last to first
+        self._stages: list[Stage] = []
+        self._systems: list[System] = []
+        self._grams: list[Tensor] = []  # K
+        self._effects: list[Tensor | None] = []  # of the prior step on each sample's loss
+        self._repeated: list[Tensor] = []  # of the last update, of our own samples
         self._slope: float | None = None
-        self._systems: list[System] = []  # of the stages, last to first
-        self._stages: list[Stage] = []  # in the same order
+        self._knows_last = False  # whether the effect of the last update is known at the current stage
+        self._sums: Tensor | None = None  # S of all stages, (T, N, N), for a small batch
+        self._mean_diagonal = 0.0  # of A at the first stage
+        self._damping = 1.0
         self._fraction = 1.0
         self._y: Tensor | None = None  # the solution at the first stage, for fraction 1
         self._first: Tensor | None = None  # the Cholesky factor there
+        self._diagonal: Tensor | None = None  # of the inverse there
+        self._inverse: Tensor | None = None  # of the matrices of all stages, (T, N, N), for a small batch
 
     def prepare(self, stage: Stage) -> None:
         self._balance(stage)
@@ -68,55 +79,90 @@ class ScaleFree(Batch):
         if stage.balance is None:
             stage.balance = balanced(stage.layer, stage.x, stage.p_h[0], stage.state, stage.peers)
 
-    def couple(self, stage: Stage, metric: Metric) -> tuple[SampleGradients, Solver]:
+    def couple(self, stage: Stage, metric: Metric) -> tuple[Sums, Solver]:
         self._balance(stage)
-        own = stage.gradients(coupled=True)
-        coupling = None if self.peers.alone else self._coupling or Coupling(stage)
-        self._coupling = None
-        effect = self._set_prior(stage)
-        if coupling is None:
-            K = own.gram(IDENTITY)
+        assert stage.balance is not None
+        own: Sums
+        if self.peers.alone:
+            own = gradients = stage.balanced_gradients()
+            steps = self._set_prior(stage)
+            K, found = gradients.couple([step for _, step in steps])
+            effect = self._effect(steps, found)
         else:
-            if effect is None:  # another process may have one
-                effect = stage.p_h[0].new_zeros(len(stage.p_h[0]))
-            K, effect = coupling.gram(IDENTITY, effect)
-        K = K.to(self.L.dtype)
-        k = float(torch.vdot(self.L, K.diagonal()) / len(self.L))
-        size = max(_root_mean_square(stage.u[0]), LEAST_SIZE)
-        n = sum(part.numel() for part in stage.u)
-        relative = size * (n / k) ** 0.5 if k > 0 else 0.0
-        stage.eta *= relative
-        if effect is not None:
-            effect = effect.to(self.L.dtype)
-            self.m = effect if self.m is None else self.m + effect
-        system = self._extend(stage, K, None)
-        self._systems.append(system)
+            inside = stage.gradients(coupled=True)
+            own, coupling = Scaled(inside, stage.balance), self._coupling or Coupling(stage)
+            self._coupling = None
+            steps = self._set_prior(stage)
+            p, layer = stage.p_h[0], stage.layer
+            effect = self._effect(steps, [per_sample_dot(p, layer.apply(stage.x, step)) for _, step in steps])
+            # another process may have one
+            K, effect = coupling.gram(IDENTITY, p.new_zeros(len(p)) if effect is None else effect)
+        system = System(None, stage.state, None)
         self._stages.append(stage)
+        self._systems.append(system)
+        self._grams.append(K.to(self.L.dtype))
+        self._effects.append(effect)
         return own, partial(self._weights, system)
 
-    def _set_prior(self, stage: Stage) -> Tensor | None:
-        """Give the stage its prior step; what that does to the loss of each of our samples, to first order."""
-
-        def effect_of(step: Parts) -> Tensor:
-            return per_sample_dot(stage.p_h[0], stage.layer.apply(stage.x, step))
-
-        prior: list[tuple[float, Parts]] = []
-        effect = None
+    def _set_prior(self, stage: Stage) -> list[tuple[float, Parts]]:
+        """Give the stage its prior step; the steps whose effect is wanted, the last update first."""
         last, penalty = stage.state.pop("update", None), _penalty_step(stage)
         if last is not None and (len(last) != len(stage.u) or last[0].dtype != stage.u[0].dtype):
             last = None  # a bias was frozen, or the precision changed
-        if last is not None and (self.memory or self.watch):
-            repeated = effect_of(last)
-            self._slope = (self._slope or 0.0) - float(repeated.sum())
-            if self.memory:
-                prior.append((self.memory, last))
-                effect = self.memory * repeated
+        self._knows_last = last is not None and bool(self.memory or self.watch)
+        steps: list[tuple[float, Parts]] = []
+        if last is not None and self._knows_last:
+            steps.append((self.memory, last))
         if penalty is not None:
-            prior.append((1.0, penalty))
-            own = effect_of(penalty)
-            effect = own if effect is None else effect + own
-        stage.prior, stage.l_u = prior, None
-        return effect
+            steps.append((1.0, penalty))
+        stage.prior, stage.l_u = [(share, step) for share, step in steps if share], None
+        return steps
+
+    def _effect(self, steps: list[tuple[float, Parts]], found: list[Tensor]) -> Tensor | None:
+        """What the prior step does to the loss of each of our samples, to first order, from what the steps do."""
+        if self._knows_last:
+            self._repeated.append(found[0])
+        shares = [share * effect for (share, _), effect in zip(steps, found, strict=True) if share]
+        return None if not shares else shares[0] if len(shares) == 1 else shares[0] + shares[1]
+
+    def _assemble(self) -> None:
+        """The shares eta of the layers, and with them S and m of all stages."""
+        grams, self._grams = self._grams, []
+        if not grams:
+            return
+        together = torch.stack(grams) if len(self.L) <= TOGETHER else None
+        if together is not None:
+            k = torch.diagonal(together, dim1=1, dim2=2) @ self.L
+        else:
+            k = torch.stack([torch.vdot(self.L, K.diagonal()) for K in grams])
+        sizes = torch._foreach_norm([stage.u[0] for stage in self._stages])
+        numbers = [k, *(size.to(k.dtype)[None] for size in sizes)]
+        if self._repeated:
+            numbers.append(torch.cat(self._repeated).sum().to(k.dtype)[None])
+        values = torch.cat(numbers).tolist()
+        T = len(grams)
+        if self._repeated:
+            self._slope = -values[-1]
+        etas = []
+        for stage, total, norm in zip(self._stages, values[:T], values[T : 2 * T], strict=True):
+            mean = total / len(self.L)
+            n = sum(part.numel() for part in stage.u)
+            size = max(norm / max(1, stage.u[0].numel()) ** 0.5, LEAST_SIZE)
+            stage.eta *= size * (n / mean) ** 0.5 if mean > 0 else 0.0
+            etas.append(stage.eta)
+            self._mean_diagonal += stage.eta * mean
+        if together is not None:
+            self._sums = together.mul_(k.new_tensor(etas)[:, None, None]).cumsum(0)
+            self.S = self._sums[-1]
+        else:
+            for K, eta, system in zip(grams, etas, self._systems, strict=True):
+                K.mul_(eta)
+                self.S = system.S = K if self.S is None else K.add_(self.S)
+        for system, effect in zip(self._systems, self._effects, strict=True):
+            if effect is not None:
+                effect = effect.to(self.L.dtype)
+                self.m = effect if self.m is None else self.m + effect
+            system.m = self.m
 
     def forget(self) -> None:
         """Drop the prior step: the model of this batch says that it leads uphill, or the batch has no loss."""
@@ -127,55 +173,79 @@ class ScaleFree(Batch):
     @property
     def slope(self) -> float | None:
         """The change of this batch's loss, to first order, if the last update were made again; None if not known."""
+        self._assemble()
         if self._slope is None or self.peers.alone:
             return self._slope
         return self.peers.total(self._slope)
 
     def evidence(self) -> Evidence:
         """What a step that asks for all of the loss would do, to this batch and to samples left out of it."""
+        self._assemble()
+        if self._y is None:
+            self._solve()
         assert self.S is not None
         r = self.target
-        loss = 0.5 * float(r @ r)
-        self._roots = torch.outer(self.root, self.root)
-        A = self.S * self._roots
-        self._damping = DAMPING * float(A.diagonal().mean()) or 1.0  # a batch without any gradient is left alone
-        factor = self._first = self._factor(A)
-        target = r if self.m is None else r - self.root * self.m
-        y = self._y = torch.cholesky_solve(target[:, None], factor)[:, 0]
-        achieved = r - self._damping * y  # J phi
-        without = r - y / torch.cholesky_inverse(factor).diagonal()  # what the others alone would do to each sample
+        target = self._less(r, self.m)
+        if self._inverse is not None:
+            C = self._inverse[-1]
+            y, diagonal = C @ target, C.diagonal()
+        else:
+            assert self._first is not None
+            assert self._diagonal is not None
+            y = torch.cholesky_solve(target[:, None], self._first)[:, 0]
+            diagonal = self._diagonal
+        self._y = y
+        achieved = torch.sub(r, y, alpha=self._damping)  # J phi
+        without = r - y / diagonal  # what the others alone would do to each sample
         if len(r) == 1:  # no others: exactly zero, not a rounding error of either sign
             without = torch.zeros_like(r)
+        rows = torch.stack([r, achieved, without])
+        (square, own, unseen), (_, own2, _), (_, _, unseen2) = (rows @ rows.T).tolist()
+        loss = 0.5 * square
         if loss <= 0:
             return Evidence(0.0, 0.0, 0.0, 0.0, 0.0)
-        own, own2, unseen, unseen2 = torch.stack(
-            [r @ achieved, achieved @ achieved, r @ without, without @ without]
-        ).tolist()
         return Evidence(loss, own / loss, own2 / loss, unseen / loss, unseen2 / loss)
+
+    def _less(self, r: Tensor, m: Tensor | None) -> Tensor:
+        """r - J m, from what the prior does to the losses."""
+        return r if m is None else torch.addcmul(r, self.root, m, value=-1)
+
+    def _solve(self) -> None:
+        """Factorise what does not depend on the fraction: all stages of a small batch, or the first stage."""
+        assert self.S is not None
+        self._damping = DAMPING * self._mean_diagonal or 1.0  # a batch without any gradient is left alone
+        self._roots = torch.outer(self.root, self.root)
+        if self._sums is not None:
+            self._inverse = torch.cholesky_inverse(self._factor(self._sums * self._roots))
+            return
+        self._first = self._factor(self.S * self._roots)
+        self._diagonal = torch.cholesky_inverse(self._first).diagonal()
 
     def ask(self, fraction: float) -> None:
         """Ask for this fraction of each sample's loss, and of the prior step, in the forward sweep."""
         self._fraction = fraction
-        self.target = self.target * fraction
-        for stage, system in zip(self._stages, self._systems, strict=True):
+        r, self.target = self.target, self.target * fraction
+        for stage in self._stages:
             stage.fraction = fraction
             stage.state["penalty_rate"] = stage.eta / self._damping  # for the next step
+        assert self._roots is not None
+        if self._inverse is not None:
+            targets = torch.stack(
+                [r if s.m is None else torch.addcmul(r, self.root, s.m, value=-1) for s in self._systems]
+            )
+            open_loop = (self._inverse @ targets[..., None])[..., 0] * (self.root * fraction)
+            gains = self._inverse * self._roots
+            for system, w, gain in zip(self._systems, open_loop.unbind(), gains.unbind(), strict=True):
+                system.open_loop, system.gain, system.m = w, gain, None
+            return
+        for t, system in enumerate(self._systems):
             if system.m is not None:
                 system.m = system.m * fraction
-        assert self._roots is not None
-        matrices = [system.S for system in self._systems if system.S is not None]
-        for system in self._systems:
-            system.S = None
-        if len(self.L) > TOGETHER:
-            self._systems[-1].cholesky = self._first
-            for system, S in zip(self._systems[:-1], matrices, strict=False):
-                system.cholesky = self._factor(S * self._roots)
-            for system in self._systems:
-                system.target = self.target
-            return
-        inverse = torch.cholesky_inverse(self._factor(torch.stack(matrices) * self._roots))
-        for system, C in zip(self._systems, inverse.unbind(), strict=True):
-            system.open_loop, system.gain = self.root * (C @ self.target), C * self._roots
+            system.target = self.target
+            if t == len(self._systems) - 1:
+                system.cholesky, system.S = self._first, None
+            elif system.S is not None:
+                system.cholesky, system.S = self._factor(system.S * self._roots), None
 
     def _factor(self, A: Tensor) -> Tensor:
         """The Cholesky factor of A + d I, with more damping where rounding asks for it."""
