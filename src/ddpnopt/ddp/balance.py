@@ -1,26 +1,28 @@
 """A change of variables for each layer that makes the step independent of the scales of inputs and outputs.
 
-With xi and psi the inverse fourth roots of the mean squares of each input feature and of each output's gradient,
+With A and G the second moments of the input features and of the gradients at the outputs,
 
-    x' = xi o x        p' = psi o p        du = psi o du' o xi
+    x' = A^-1/4 x        p' = G^-1/4 p        du = G^-1/4 du' A^-1/4
 
-a step in the new variables is one with the metric M = A^1/2 (x) G^1/2, A and G the diagonals of the two mean squares:
-the factored form of Adam's second moments (as in Adafactor), at the cost of the identity. Only the *profiles* of A and
-G matter here, each divided by its mean: the size of the step is the value function's concern. They are running
-averages, the memory of former batches.
+a step in the new variables is one with the metric M = A^1/2 (x) G^1/2: the geometric mean of none and of K-FAC's, the
+power of Shampoo's. Only the *profiles* of A and G matter here, each divided by its mean: the size of the step is the
+value function's concern. They are running averages, the memory of former batches. Where features are not mixed
+(groups, embeddings) A and G are diagonal: a factored form of Adam's second moments, as in Adafactor.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ddpnopt._distributed import Peers
+from ddpnopt.ddp.covariance import Root, observe, root
 from ddpnopt.linear.layer import Layer, Parts
 
 DECAY = 0.95  # of the running averages: they cover about the last twenty looks
@@ -30,57 +32,113 @@ FLOOR = 0.01  # of a mean square, relative to their mean: a silent feature is no
 POWER = -0.25  # of a mean square: 1/4 on each side of the Gram matrix is M^1/2
 
 
+class Balance(ABC):
+    """The variables of one layer in one step."""
+
+    mixes: ClassVar[bool]  # whether the factors are matrices
+
+    @abstractmethod
+    def inputs(self, x: Tensor, times: int = 1) -> Tensor:
+        """x', or with `times` 2 the factor once more: like x."""
+
+    @abstractmethod
+    def outputs(self, p: Tensor, times: int = 1) -> Tensor:
+        """p', or with `times` 2 the factor once more: like h."""
+
+    @abstractmethod
+    def scale(self, u: Parts, times: int = 1) -> Parts:
+        """From gradients in u to gradients in u', and from steps in u' to steps in u; with `times` -1 back."""
+
+    @abstractmethod
+    def decay_scale(self, u: Parts) -> Parts:
+        """From a gradient in u to the step in u, each number times a positive factor."""
+
+
 @dataclass(frozen=True)
-class Balance:
-    """The factors of one layer in one step; None where a layer has no features of different scale."""
+class Diagonal(Balance):
+    """A factor for each feature; None where a layer has no features of different scale."""
 
     xi: Tensor | None  # of the input features, to be multiplied with x
     psi: Tensor | None  # of the outputs, to be multiplied with p
     make_factors: Callable[[], Parts]
+    mixes: ClassVar[bool] = False
 
     @cached_property
     def factors(self) -> Parts:
         """psi o . o xi for weight and bias, broadcast."""
         return self.make_factors()
 
-    def inputs(self, x: Tensor) -> Tensor:
-        """x': like x."""
-        return x if self.xi is None else x * self.xi
+    def inputs(self, x: Tensor, times: int = 1) -> Tensor:
+        return x if self.xi is None else x * (self.xi if times == 1 else self.xi**times)
 
-    def outputs(self, p: Tensor) -> Tensor:
-        """p': like h."""
-        return p if self.psi is None else p * self.psi
+    def outputs(self, p: Tensor, times: int = 1) -> Tensor:
+        return p if self.psi is None else p * (self.psi if times == 1 else self.psi**times)
 
-    def inputs_twice(self, x: Tensor) -> Tensor:
-        """xi o x'."""
-        return x if self.xi is None else x * self.xi.square()
+    def scale(self, u: Parts, times: int = 1) -> Parts:
+        if times == -1:
+            return [part / factor for part, factor in zip(u, self.factors, strict=True)]
+        return [part * (factor if times == 1 else factor**times) for part, factor in zip(u, self.factors, strict=True)]
 
-    def outputs_twice(self, p: Tensor) -> Tensor:
-        """psi o p'."""
-        return p if self.psi is None else p * self.psi.square()
+    def decay_scale(self, u: Parts) -> Parts:
+        return self.scale(u, 2)
 
-    def scale(self, u: Parts) -> Parts:
-        """From gradients in u to gradients in u', and from steps in u' to steps in u."""
-        return [part * factor for part, factor in zip(u, self.factors, strict=True)]
 
-    def unscale(self, u: Parts) -> Parts:
-        """From steps in u to steps in u'."""
-        return [part / factor for part, factor in zip(u, self.factors, strict=True)]
+@dataclass(frozen=True)
+class Mixing(Balance):
+    """A matrix for the input features and one for the outputs."""
 
-    def add_scaled(self, u: list[Tensor], step: Parts, alpha: float) -> None:
-        """u <- u + alpha times a step in u'."""
-        for weight, part, factor in zip(u, step, self.factors, strict=True):
-            weight.addcmul_(part, factor, value=alpha)
+    layer: Layer
+    input_root: Root
+    output_root: Root
+    mixes: ClassVar[bool] = True
+
+    def inputs(self, x: Tensor, times: int = 1) -> Tensor:
+        dim = self.layer.feature_dims[0]
+        assert dim is not None
+        return self.input_root.times(x, dim, times)
+
+    def outputs(self, p: Tensor, times: int = 1) -> Tensor:
+        dim = self.layer.feature_dims[1]
+        assert dim is not None
+        return self.output_root.times(p, dim, times)
+
+    def scale(self, u: Parts, times: int = 1) -> Parts:
+        inputs, outputs = self.layer.weight_dims
+        weight = self.output_root.times(self.input_root.times(u[0], inputs, times), outputs, times)
+        return [weight, *(self.output_root.times(part, 0, times) for part in u[1:])]
+
+    def decay_scale(self, u: Parts) -> Parts:
+        output = self.output_root.mean_square
+        return [u[0] * (self.input_root.mean_square * output), *(part * output for part in u[1:])]
 
 
 def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers) -> Balance:
     """The factors for inputs x and output gradients p; `state` keeps the running profiles and factors."""
     input_dim, output_dim = layer.feature_dims
     looks = state["balance_looks"] = state.get("balance_looks", 0) + 1
-    if looks <= EVERY_STEP or looks % REFRESH == 0:
+    look = looks <= EVERY_STEP or looks % REFRESH == 0
+    if layer.mixes_features and input_dim is not None and output_dim is not None:
+        if look:
+            _observe_moments(x, p, input_dim, output_dim, state, peers)
+        return Mixing(layer, Root(*state["input_root"]), Root(*state["output_root"]))
+    if look:
         _observe(x, p, input_dim, output_dim, state, peers)
     xi, psi = state.get("input_factor"), state.get("output_factor")
-    return Balance(_along(xi, x, input_dim), _along(psi, p, output_dim), partial(layer.outer_factors, xi, psi))
+    return Diagonal(_along(xi, x, input_dim), _along(psi, p, output_dim), partial(layer.outer_factors, xi, psi))
+
+
+def _observe_moments(
+    x: Tensor, p: Tensor, input_dim: int, output_dim: int, state: dict[str, Any], peers: Peers
+) -> None:
+    """Update the running second moments and the roots that follow from them."""
+    weight = state["balance_weight"] = DECAY * state.get("balance_weight", 0.0) + 1 - DECAY
+    observe(p, output_dim, state, "output", DECAY, peers)
+    mean = observe(x, input_dim, state, "input", DECAY, peers)
+    constant = state["constant"] = DECAY * state.get("constant", 0.0) + (1 - DECAY) / mean
+    # the layer multiplies its bias by 1: the factor of that column goes to the other side
+    column = (constant / weight + FLOOR) ** POWER
+    for side, factor in (("input", 1 / column), ("output", column)):
+        state[side + "_root"] = root(state, side, weight, FLOOR, POWER).scaled(factor)
 
 
 def _observe(

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ddpnopt.ddp.balance import Balance
+from ddpnopt.ddp.balance import Balance, Diagonal
 from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import Layer, Parts, per_sample_dot, scale_samples
 from ddpnopt.linear.linear import Linear, RankOne
@@ -33,8 +33,16 @@ def balanced_gradients(
     """The form with the least work for inputs x and output gradients p."""
     if type(layer) is Linear and x.dim() == 2:
         return OuterProducts(layer, x, p, balance)
+    if not isinstance(balance, Diagonal):
+        inside = layer.sample_gradients(balance.inputs(x), balance.outputs(p), others=others, recompute=recompute)
+        if isinstance(inside, Explicit):
+            return Stored(inside, balance)
+        if isinstance(inside, ByPlaces):  # x' and p' are not kept
+            return Tokens(type(inside)(layer, x, p), balance)
+        return InBalance(layer, x, p, balance, others, recompute)
     plain = layer.sample_gradients(x, p, others=others, recompute=recompute)
     if isinstance(plain, Explicit):
+        _rescale(plain, balance.factors)
         return Stored(plain, balance)
     if isinstance(plain, Recomputed):
         return Repeated(plain, balance)
@@ -59,7 +67,8 @@ class _SummedUp:
         return self.combine(w)
 
     def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
-        self.balance.add_scaled(u, self._sum(w), alpha)
+        for weight, part in zip(u, self.combine(w), strict=True):
+            weight.add_(part, alpha=alpha)
 
 
 class OuterProducts:
@@ -67,7 +76,7 @@ class OuterProducts:
 
     def __init__(self, layer: Linear, x: Tensor, p: Tensor, balance: Balance) -> None:
         self.layer, self.x, self.p = layer, x, p
-        self.raised_x, self.raised_p = balance.inputs_twice(x), balance.outputs_twice(p)
+        self.raised_x, self.raised_p = balance.inputs(x, 2), balance.outputs(p, 2)
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
         inputs, outputs = self.raised_x @ self.x.T, self.raised_p @ self.p.T
@@ -85,28 +94,27 @@ class OuterProducts:
 
 
 class Stored(_SummedUp):
-    """Explicit gradients: their effects are inner products, not another pass of the layer."""
+    """Explicit gradients in balanced variables: their effects are inner products, not another pass of the layer."""
 
-    def __init__(self, plain: Explicit, balance: Balance) -> None:
-        self.plain, self.balance = plain, balance
-        _rescale(plain, balance.factors)
+    def __init__(self, inside: Explicit, balance: Balance) -> None:
+        self.inside, self.balance = inside, balance
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
-        return self.plain.gram(IDENTITY), [_effect(self.plain, self.balance.unscale(step)) for step in steps]
+        return self.inside.gram(IDENTITY), [_effect(self.inside, self.balance.scale(step, -1)) for step in steps]
 
     def _sum(self, w: Tensor) -> Parts:
-        return self.plain.combine(w)
+        return self.inside.combine(w)
 
 
 class Repeated(_SummedUp):
     """Explicit gradients that are freed at once: the effects are computed while they are there."""
 
-    def __init__(self, plain: Recomputed, balance: Balance) -> None:
+    def __init__(self, plain: Recomputed, balance: Diagonal) -> None:
         self.plain, self.balance = plain, balance
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
         plain, factors = self.plain, self.balance.factors
-        unscaled = [self.balance.unscale(step) for step in steps]
+        unscaled = [self.balance.scale(step, -1) for step in steps]
         pieces = output_pieces(plain.layer, len(plain.x))
         if len(pieces) == 1:
             return self._part(Explicit(plain.layer, plain.x, plain.p), factors, unscaled)
@@ -140,7 +148,7 @@ class Tokens(_SummedUp):
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
         layer, x, p = self.plain.layer, self.plain.x, self.plain.p
         effects = [per_sample_dot(p, layer.apply(x, step)) for step in steps]
-        return ByPlaces(layer, self.balance.inputs(x), self.balance.outputs(p)).gram(IDENTITY), effects
+        return type(self.plain)(layer, self.balance.inputs(x), self.balance.outputs(p)).gram(IDENTITY), effects
 
     def _sum(self, w: Tensor) -> Parts:
         return self.balance.scale(self.plain.combine(w))

@@ -30,9 +30,10 @@ SINGLE = 0.1  # of that, in batches of one sample
 MEMORY = 0.9  # of what the last step has left undone: it is the prior of the next one
 GROWTH = 2.0  # of the fraction, and 1/kappa, from step to step
 SHRINK = 0.25  # the least a fraction keeps from step to step
-FALL_AFTER = 10.0  # steps before the fraction may fall by less than a tenth
+FALL = 2.0  # power of the number of steps with which the fraction may fall
+FALL_AFTER = 10.0  # steps before the fraction may fall by less than a fifth
 SLOPE_GAIN = 0.5  # how strongly the slope after a step acts on the logarithm of the fraction
-SLOPE_OFFSET = 0.1  # the slope, relative to the step's own, at which a length is kept: a little beyond the minimum
+SLOPE_OFFSET = 0.05  # the slope, relative to the step's own, at which a length is kept: a little beyond the minimum
 OVERSHOT = 0.5  # slope after a step, relative to its own, from which on it may shorten the next at once
 LEAST_KAPPA = 0.5
 FELT = 0.5  # of the curvature by the slope after a step: a lower bound of kappa
@@ -95,7 +96,7 @@ class StepLength:
     def _next(self) -> float:
         last = self.fraction
         on_batch = OWN * self.own / max(self.kappa * self.own_curvature, 1e-300)
-        floor = last * (1 - 1 / (self.steps + FALL_AFTER))
+        floor = last * (1 - FALL / (self.steps + FALL_AFTER))
         if self.unseen > RESOLUTION * self.own:
             wanted = PATIENCE * self.unseen / max(self.kappa * self.unseen_curvature, 1e-300)
         elif self.slope_weight > 0:  # leaving samples out says nothing

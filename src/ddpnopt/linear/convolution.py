@@ -56,6 +56,10 @@ class Conv(Layer):
     def _no_output_padding(self) -> list[int]:
         return [0] * len(self.stride)
 
+    @property
+    def mixes_features(self) -> bool:
+        return self.groups == 1
+
     def apply(self, x: Tensor, u: Parts) -> Tensor:
         if x.dim() > len(self.weight_shape):
             return self.apply(x.flatten(0, 1), u).unflatten(0, x.shape[:2])

@@ -70,6 +70,13 @@ class Layer(ABC):
     output_dim: ClassVar[int] = 1  # of h
     feature_dims: ClassVar[tuple[int | None, int | None]] = (1, 1)  # of x and h, where each may have its own scale
 
+    weight_dims: ClassVar[tuple[int, int]] = (1, 0)  # of the weight: those of inputs and of outputs
+
+    @property
+    def mixes_features(self) -> bool:
+        """Whether all outputs depend on all input features, so that these may be mixed."""
+        return False
+
     @abstractmethod
     def apply(self, x: Tensor, u: Parts) -> Tensor:
         """g(x, u), linear in u; with u = [W] also linear in x, so it serves as g_x dx."""

@@ -27,6 +27,10 @@ class Linear(Layer):
     output_dim: ClassVar[int] = -1
     feature_dims: ClassVar[tuple[int | None, int | None]] = (-1, -1)
 
+    @property
+    def mixes_features(self) -> bool:
+        return True
+
     def apply(self, x: Tensor, u: Parts) -> Tensor:
         return F.linear(x, *u)
 

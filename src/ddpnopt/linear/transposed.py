@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ def _turned(u: Parts) -> Parts:
 @dataclass(frozen=True)
 class TransposedLinear(Linear):
     """h = W' x + b on the last dimension."""
+
+    weight_dims: ClassVar[tuple[int, int]] = (0, 1)
 
     @property
     def plain(self) -> Linear:

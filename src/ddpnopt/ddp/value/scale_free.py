@@ -38,7 +38,7 @@ from ddpnopt.linear.layer import Parts, per_sample_dot
 from ddpnopt.linear.metric import IDENTITY, Metric
 from ddpnopt.linear.sample_gradients import Sums
 
-DAMPING = 0.02  # relative to the mean diagonal of A
+DAMPING = 1.0  # relative to the mean diagonal of A
 LEAST_LOSS = 0.01  # of a sample, relative to the mean: one with a gradient and no loss does not block the others
 LEAST_SIZE = 1e-3  # root mean square of a layer's weights: a layer that starts at zero can leave it
 
@@ -277,7 +277,7 @@ def _penalty_step(stage: Stage) -> Parts | None:
         return None
     assert stage.balance is not None
     steps = []
-    for u, scaled in zip(stage.u, stage.balance.scale(stage.balance.scale(stage.l_u)), strict=True):
+    for u, scaled in zip(stage.u, stage.balance.decay_scale(stage.l_u), strict=True):
         size = u.abs().clamp_min(LEAST_SIZE * max(_root_mean_square(u), LEAST_SIZE))
         steps.append(rate * scaled / (1 + rate * scaled.abs() / size))
     return steps
