@@ -23,7 +23,8 @@ import math
 from dataclasses import asdict, dataclass
 
 START = 0.01  # of the loss: what the first step asks for; it doubles from there
-DECAY = 0.9  # of the running estimates
+DECAY = 0.9  # of the running estimates of the curvature and the slope
+EVIDENCE = 0.95  # of those of samples left out, which are noisier
 PATIENCE = 0.6  # of the fraction that is best for the next step alone: noise averages out over shorter steps
 OWN = 0.7  # of the minimum along the step on the batch itself, at most
 SINGLE = 0.1  # of that, in batches of one sample
@@ -84,7 +85,7 @@ class StepLength:
             ("weight", 1.0), ("own", found.own * share), ("own_curvature", found.own_curvature * share),
             ("unseen", found.unseen * share), ("unseen_curvature", found.unseen_curvature * share),
         ):  # fmt: skip
-            setattr(self, name, DECAY * getattr(self, name) + (1 - DECAY) * new)
+            setattr(self, name, EVIDENCE * getattr(self, name) + (1 - EVIDENCE) * new)
         if self.steps == 0 or not 0 < self.fraction < math.inf:
             self.fraction = START / found.own
             self.kappa = 0.5 * found.own / max(found.own_curvature * self.fraction, RESOLUTION)
