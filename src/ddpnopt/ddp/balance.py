@@ -37,6 +37,8 @@ class Balance:
     xi: Tensor | None  # of the input features, to be multiplied with x
     psi: Tensor | None  # of the outputs, to be multiplied with p
     make_factors: Callable[[], Parts]
+    xi_squared: Tensor | None = None  # where known
+    psi_squared: Tensor | None = None
 
     @cached_property
     def factors(self) -> Parts:
@@ -53,11 +55,11 @@ class Balance:
 
     def inputs_twice(self, x: Tensor) -> Tensor:
         """xi o x'."""
-        return x if self.xi is None else x * self.xi.square()
+        return x if self.xi is None else x * (self.xi.square() if self.xi_squared is None else self.xi_squared)
 
     def outputs_twice(self, p: Tensor) -> Tensor:
         """psi o p'."""
-        return p if self.psi is None else p * self.psi.square()
+        return p if self.psi is None else p * (self.psi.square() if self.psi_squared is None else self.psi_squared)
 
     def scale(self, u: Parts) -> Parts:
         """From gradients in u to gradients in u', and from steps in u' to steps in u."""
@@ -80,7 +82,10 @@ def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: P
     if looks <= EVERY_STEP or looks % REFRESH == 0:
         _observe(x, p, input_dim, output_dim, state, peers)
     xi, psi = state.get("input_factor"), state.get("output_factor")
-    return Balance(_along(xi, x, input_dim), _along(psi, p, output_dim), partial(layer.outer_factors, xi, psi))
+    return Balance(
+        _along(xi, x, input_dim), _along(psi, p, output_dim), partial(layer.outer_factors, xi, psi),
+        _along(state.get("input_metric"), x, input_dim), _along(state.get("output_metric"), p, output_dim),
+    )  # fmt: skip
 
 
 def _observe(
@@ -95,6 +100,9 @@ def _observe(
         # the layer multiplies its bias by 1: the factor of that column goes to the other side
         state["input_factor"] = columns[:-1] / columns[-1]
         state["output_factor"] = state["output_factor"] * columns[-1]
+        state["input_metric"] = state["input_factor"].square()
+    if output_dim is not None:
+        state["output_metric"] = state["output_factor"].square()
 
 
 def _factor(
@@ -103,15 +111,18 @@ def _factor(
     """The factors of all features of a; with `constant` also that of an input of ones."""
     kept = dim % a.dim()
     others = [d for d in range(a.dim()) if d != kept]
-    squares = torch.linalg.vector_norm(a, dim=others).square() * (a.shape[kept] / max(1, a.numel()))
+    squares = torch.linalg.vector_norm(a, dim=others).square_()
+    share = a.shape[kept] / max(1, a.numel())
     if not peers.alone:
-        squares = peers.sum([squares * peers.share(len(a))])[0]
-    mean = squares.mean().clamp_min(torch.finfo(squares.dtype).tiny)
+        squares = peers.sum([squares * (share * peers.share(len(a)))])[0]
+        share = 1.0
+    mean = max(share * float(squares.mean()), torch.finfo(squares.dtype).tiny)
+    new = squares.mul_(share / mean * (1 - DECAY))
     if constant:
-        squares = torch.cat([squares, squares.new_ones(1)])
-    old, new = state.get(name), squares / mean * (1 - DECAY)
-    running = state[name] = new if old is None else old * DECAY + new
-    return (running / weight + FLOOR).pow(POWER)
+        new = torch.cat([new, new.new_full((1,), (1 - DECAY) / mean)])
+    old = state.get(name)
+    running = state[name] = new if old is None else new.add_(old, alpha=DECAY)
+    return torch.add(running, FLOOR * weight).mul_(1 / weight).pow_(POWER)
 
 
 def _along(factor: Tensor | None, like: Tensor, dim: int | None) -> Tensor | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from copy import copy
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, overload
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +47,21 @@ def norm(parts: Parts) -> float:
 
 def scale_samples(w: Tensor, a: Tensor) -> Tensor:
     """w_i a_i: (B,), (B, …) -> (B, …)."""
-    return w.to(a.dtype).view(-1, *[1] * (a.dim() - 1)) * a
+    w = in_precision(w, a.dtype)
+    return (w[:, None] if a.dim() == 2 else w.view(-1, *[1] * (a.dim() - 1))) * a
+
+
+@overload
+def in_precision(tensor: Tensor, dtype: torch.dtype) -> Tensor: ...
+
+
+@overload
+def in_precision(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None: ...
+
+
+def in_precision(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """`to(dtype)`, which takes a microsecond even where there is nothing to do."""
+    return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
 
 
 def per_sample_dot(a: Tensor, b: Tensor, less: Tensor | None = None) -> Tensor:

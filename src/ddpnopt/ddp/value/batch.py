@@ -32,7 +32,7 @@ from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp.stage import Direction, Displacement, Policy, Stage
 from ddpnopt.ddp.value.coupling import Coupling
 from ddpnopt.ddp.value.damping import damped
-from ddpnopt.linear.layer import Parts, per_sample_dot, scale_samples
+from ddpnopt.linear.layer import Parts, in_precision, per_sample_dot, scale_samples
 from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import Sums
 
@@ -123,7 +123,7 @@ class Batch:
         def policy(x_hat: Tensor | None) -> Direction:
             c = self.displacement.at(stage, x_hat)
             if c is not None:
-                c = c.to(self.L.dtype)
+                c = in_precision(c, self.L.dtype)
                 c = c if alone else self.peers.gather(c, self.columns)
             w = solve(c)
             return Direction(None, gradients, w if alone else self._own_rows(w), stage.l_u, stage.peers)
