@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ddpnopt.ddp.balance import Balance
 from ddpnopt.linear.given import Given
-from ddpnopt.linear.layer import Layer, Parts, per_sample_dot, scale_samples
+from ddpnopt.linear.layer import Layer, Parts, per_sample_dot, scale_samples, symmetric_product
 from ddpnopt.linear.linear import Linear, RankOne
 from ddpnopt.linear.metric import IDENTITY, Metric
 from ddpnopt.linear.sample_gradients import ByPlaces, Explicit, Recomputed, SampleGradients, Sums, output_pieces
@@ -70,7 +70,7 @@ class OuterProducts:
         self.raised_x, self.raised_p = balance.inputs_twice(x), balance.outputs_twice(p)
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
-        inputs, outputs = self.raised_x @ self.x.T, self.raised_p @ self.p.T
+        inputs, outputs = symmetric_product(self.raised_x, self.x), symmetric_product(self.raised_p, self.p)
         K = torch.addcmul(outputs, inputs, outputs) if self.layer.bias else inputs.mul_(outputs)
         return K, [per_sample_dot(self.p, self.layer.apply(self.x, step)) for step in steps]
 

@@ -37,7 +37,7 @@ def recognise(
                 return found
             guess = guess or found
             continue
-        sum_here = float(found.per_sample(z).double().sum()) + found.minimum()
+        sum_here = float(found.per_sample(z).sum(dtype=torch.float64)) + found.minimum()
         slack = 10 * tol * abs(total)
         if abs(sum_here - total) <= slack:
             return found if found.certain else replace(found, certain=True)

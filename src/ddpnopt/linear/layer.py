@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ddpnopt.linear.sample_gradients import SampleGradients
 
 Parts = list[Tensor]
+BLOCK = 128  # rows of the smallest blocks of a symmetric product
 DOTTED = 2**19  # numbers of each factor that are multiplied at once in inner products
 
 
@@ -43,6 +44,26 @@ def inner(a: Parts, b: Parts) -> Tensor:
 def norm(parts: Parts) -> float:
     """The Euclidean norm of all parts together."""
     return float(torch.stack([p.square().sum() for p in parts]).sum().sqrt())
+
+
+def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
+    """a b', where it is known to be symmetric: for large ones one of the two off-diagonal blocks is copied."""
+    if len(a) < 2 * BLOCK:
+        return a @ b.T
+    found = a.new_empty(len(a), len(a))
+    _fill(found, a, b)
+    return found
+
+
+def _fill(found: Tensor, a: Tensor, b: Tensor) -> None:
+    n = len(a) // 2
+    if n < BLOCK:
+        torch.mm(a, b.T, out=found)
+        return
+    _fill(found[:n, :n], a[:n], b[:n])
+    _fill(found[n:, n:], a[n:], b[n:])
+    torch.mm(a[n:], b[:n].T, out=found[n:, :n])
+    found[:n, n:] = found[n:, :n].T
 
 
 def scale_samples(w: Tensor, a: Tensor) -> Tensor:

@@ -51,8 +51,14 @@ class ScaleFree(Batch):
         self, losses: Tensor, displacement: Displacement, peers: Peers = ALONE, memory: float = 0.0, watch: bool = True
     ) -> None:
         mean = peers.total(float(losses.sum())) / peers.batch(len(losses))
-        L = sqrt_curvature(losses.clamp_min(LEAST_LOSS * mean))
-        super().__init__(L, torch.ones_like(L), displacement, 1, peers)
+        losses = losses.clamp_min(LEAST_LOSS * mean)
+        if peers.alone and losses.dtype.itemsize >= 4 and LEAST_LOSS * mean > torch.finfo(losses.dtype).tiny:
+            r = losses.mul_(2).sqrt_()  # all are positive
+            root = r.reciprocal()
+            super().__init__(root.square(), r, displacement, residuals=(root, r))
+        else:
+            L = sqrt_curvature(losses)
+            super().__init__(L, torch.ones_like(L), displacement, 1, peers)
         self.memory = memory  # times the last update is the prior step
         self.watch = watch  # whether the slope along the last update is wanted in any case
         # of the stages, last to first
