@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median, quantiles
 
+import torch
+
 from ddpnopt.lab.methods.method import UNIT, Method
 from ddpnopt.lab.timing.memory import peak_bytes
 from ddpnopt.lab.timing.networks import Network
@@ -21,6 +23,11 @@ BLOCK_SECONDS = 0.02
 LARGEST_BLOCK = 50
 FIRST = 20
 """Steps that count as the start of training; as many before the later ones that they are compared with."""
+
+
+def now() -> float:
+    """Seconds: of the processor with one thread, so that other programs hardly matter, or else of the clock."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 @dataclass(frozen=True)
@@ -93,13 +100,12 @@ def measure(
 ) -> list[Cost]:
     """All methods on one network; in every round each is timed once, right after a block of SGD.
 
-    With `start` also the first steps of each; on a large network those of SGD and DDPNOpt alone.
+    With `start` also the first steps of SGD and of `DDPNOpt(model)`.
     """
     with _undisturbed():
         found = {}
         for method in chosen:
-            from_start = start and (not network.large or method.name in (UNIT, "ddpnopt"))
-            found[method.name] = _Candidate(method, network, batch_size, from_start)
+            found[method.name] = _Candidate(method, network, batch_size, start and method.name in (UNIT, "ddpnopt"))
         unit = found[UNIT]
         for turn in range(repeats):
             order = [each for each in found.values() if each.applies]
@@ -180,20 +186,20 @@ def _undisturbed() -> Iterator[None]:
 def _time(stepper: Stepper, steps: int) -> float:
     """Seconds of one step. The first of a block only warms the caches which the others have used meanwhile."""
     stepper.step()
-    start = time.perf_counter()
+    start = now()
     for _ in range(steps):
         stepper.step()
-    return (time.perf_counter() - start) / steps
+    return (now() - start) / steps
 
 
 def start_ratio(stepper: Stepper) -> float:
     """The time of the first steps of a training, in units of that of later ones."""
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = now()
         for _ in range(FIRST):
             stepper.step()
-        times.append(time.perf_counter() - start)
+        times.append(now() - start)
     return times[0] / times[2]
 
 

@@ -41,7 +41,7 @@ def cells(cost: Cost) -> list[str]:
         f"{cost.ratio:.2f}",
         f"{low:.2f} – {high:.2f}",
         f"{cost.milliseconds:.2f}",
-        f"{cost.start:.2f}",
+        "–" if math.isnan(cost.start) else f"{cost.start:.2f}",
         f"{cost.repeated:.0%}",
         f"{cost.memory_ratio:.2f}",
         f"{cost.bytes / 1e6:.3g}",
