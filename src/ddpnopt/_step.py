@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predic
 from ddpnopt.ddp.value import ScaleFree, ValueFunction
 from ddpnopt.errors import StepError
 from ddpnopt.linear.given import Given
-from ddpnopt.linear.layer import add
+from ddpnopt.linear.layer import add, in_precision
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
 from ddpnopt.trace.rescaling import Average, follow, penalty, scale
@@ -72,7 +72,7 @@ class Step:
         self.loss_before: float | None = None  # None: nothing to judge the step by
         self.weights_before: dict[nn.Parameter, Tensor] = {}  # before the step, of parameters updated without feedback
         self._states: dict[nn.Parameter, dict[str, Any]] = {}  # before the step, of all parameters
-        self._lengths = replace(opt._length), replace(opt._distance)  # before the step
+        self._lengths = copy(opt._length), copy(opt._distance)  # before the step
 
     def __enter__(self) -> Step:
         return self
@@ -211,29 +211,29 @@ class Step:
         assert recording is not None
         self.displacement = Displacement(self._is_chain(recording), once=not opt.diagnostics)
         memory = (opt._length.memory, watches_slope(self)) if opt.form.scale_free else None
-        (p_h, p_x), self.value = opt.form.start(
-            self.passes, recording, self.displacement, fraction, self.sample_losses, peers, memory
-        )
+        given = recording, self.displacement, fraction, self.sample_losses, peers, memory
+        (p_h, p_x), self.value = opt.form.start(self.passes, *given)
         self.stages = []
-        for t, (record, settings) in enumerate(
-            zip(recording.layers, opt._parameters.of_layers(recording.layers), strict=True)
-        ):
+        settings = opt._parameters.of_layers(recording.layers)
+        for t, record in enumerate(recording.layers):
+            lr, momentum, decay, state = settings[t]
             weights: list[Tensor] = list(record.parameters)
             dtype = weights[0].dtype  # autocast may have recorded smaller ones
-            l_u = settings.l_u if record.extra is None else add(record.extra, settings.l_u)
-            at_input = [None if opt.recompute or p is None else p.to(dtype) for p in (column[t] for column in p_x)]
+            l_u = decay if record.extra is None else add(record.extra, decay)
+            x = record.input_in(dtype)
             self.stages.append(
                 Stage(
-                    record.name, record.layer, record.input_in(dtype), [w.detach() for w in weights], settings.lr,
-                    [column[t].to(dtype) for column in p_h], at_input, l_u,
-                    record.p_h_dot_h, peers, opt.recompute, record.moves, settings.state, weights, settings.momentum,
-                    None if record.later is None else record.later.to(record.input_in(dtype).dtype),
+                    record.name, record.layer, x, [w.detach() for w in weights], lr,
+                    [in_precision(column[t], dtype) for column in p_h],
+                    [None if opt.recompute else in_precision(column[t], dtype) for column in p_x], l_u,
+                    record.p_h_dot_h, peers, opt.recompute, record.moves, state, weights, momentum,
+                    in_precision(record.later, x.dtype),
                 )
             )  # fmt: skip
             record.free()
-        del p_h, p_x, at_input  # the stages have them, and free them on the way
-        own = recording.batch_size if peers.alone else peers.batch(recording.batch_size)
-        self.policies = backward_pass(self.stages, self.value, opt.curvature, float(own) if opt.form.mean else 1.0)
+        del p_h, p_x, x  # the stages have them, and free them on the way
+        scale = float(peers.batch(recording.batch_size)) if opt.form.mean else 1.0
+        self.policies = backward_pass(self.stages, self.value, opt.curvature, scale)
         if isinstance(self.value, ScaleFree):
             choose_fraction(self, self.value, fraction)
         if opt.diagnostics:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple
 from typing import TYPE_CHECKING
+
+import torch
 
 from ddpnopt._checks import ADVICE, not_finite
 from ddpnopt.ddp.step_length import RESOLUTION, Evidence
@@ -29,7 +30,8 @@ def choose_fraction(step: Step, value: ScaleFree, shorter: float) -> None:
     if found.own < RESOLUTION:
         value.forget()
         found = value.evidence()
-    if not math.isfinite(sum(astuple(found))):  # it would stay in the running estimates for ever
+    # it would stay in the running estimates for ever
+    if not math.isfinite(found.loss + found.own + found.own_curvature + found.unseen + found.unseen_curvature):
         raise not_finite("the Gram matrix of the samples' gradients", ADVICE)
     if step.evidence is None:  # not in a repetition
         if slope is not None and found.loss > 0:
@@ -64,6 +66,7 @@ def keep_update(step: Step) -> None:
     if not step.stages:  # undone
         return
     assert step.recording is not None
+    old = [u for stage in step.stages for u in stage.u]
+    torch._foreach_sub_(old, [w.detach() for stage in step.stages for w in stage.weights])
     for stage, record in zip(step.stages, step.recording.layers, strict=True):
-        update = [old.sub_(w.detach()) for w, old in zip(stage.weights, stage.u, strict=True)]
-        step.opt.state[record.parameters[0]]["update"] = update
+        step.opt.state[record.parameters[0]]["update"] = stage.u

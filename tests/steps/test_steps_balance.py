@@ -1,4 +1,4 @@
-"""Gradients and steps in balanced variables against the factors psi and xi, written out."""
+"""Gradients and steps in balanced variables against the roots of second moments, written out."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ddpnopt._distributed import ALONE
 from ddpnopt.ddp.balance import DECAY, FLOOR, balanced
+from ddpnopt.ddp.covariance import DENSE, LEADING, observe, root
 from ddpnopt.linear.layer import Layer
 from ddpnopt.linear.metric import IDENTITY
 from ddpnopt.trace.model_layers import find_layers
@@ -21,11 +22,6 @@ def layer_of(module: nn.Module) -> Layer:
     return found.layer
 
 
-def profile(a: Tensor, dim: int) -> Tensor:
-    squares = a.square().movedim(dim, 0).flatten(1).mean(1)
-    return squares / squares.mean()
-
-
 CASES = {
     "linear": (nn.Linear(4, 3), lambda: torch.randn(B, 4) * torch.tensor([0.1, 1.0, 3.0, 10.0])),
     "linear on tokens": (nn.Linear(4, 3), lambda: torch.randn(B, 5, 4) * torch.tensor([0.1, 1.0, 3.0, 10.0])),
@@ -37,30 +33,41 @@ CASES = {
 }
 
 
-def explicit_factors(name: str, x: Tensor, p: Tensor) -> list[Tensor]:
-    """psi_o xi_j for each weight, psi_o for each bias."""
+def moments(a: Tensor, dim: int) -> Tensor:
+    """Second moments of the features along dim, their mean square 1."""
+    rows = a.movedim(dim, -1).flatten(0, -2)
+    C = rows.T @ rows / len(rows)
+    return C / C.diagonal().mean()
+
+
+def inverse_root(C: Tensor) -> Tensor:
+    values, Q = torch.linalg.eigh(C + FLOOR * torch.eye(len(C)))
+    return Q @ torch.diag(values**-0.25) @ Q.T
+
+
+def explicit_scale(name: str, x: Tensor, p: Tensor, u: list[Tensor]) -> list[Tensor]:
+    """G^-1/4 u A^-1/4; diagonal where features are not mixed."""
     module = CASES[name][0]
-    weight = torch.empty(module.weight.shape)
     if name == "norm":
-        return [torch.ones(4), torch.ones(4)]
-    output_dim = 1 if isinstance(module, nn.Conv2d) else -1
-    psi = (profile(p, output_dim) + FLOOR) ** -0.25
+        return u
+    dim = 1 if isinstance(module, nn.Conv2d) else -1
+    G = moments(p, dim)
     if name == "embedding":
-        return [psi.expand(7, 3)]
-    squares = x.square().movedim(output_dim, 0).flatten(1).mean(1)
-    constant = (1 / squares.mean() + FLOOR) ** -0.25
-    xi, psi = (profile(x, output_dim) + FLOOR) ** -0.25 / constant, psi * constant
-    per_group = weight.shape[1]
-    groups = len(xi) // per_group
-    for o in range(weight.shape[0]):
-        group = o // (weight.shape[0] // groups)
-        for j in range(per_group):
-            weight[o, j] = psi[o] * xi[group * per_group + j]
-    return [weight, psi] if module.bias is not None else [weight]
+        return [u[0] * (G.diagonal() + FLOOR) ** -0.25]
+    A, constant = moments(x, dim), (1 / x.square().mean() + FLOOR) ** -0.25
+    if name == "groups":
+        A, G = A.diagonal().diag(), G.diagonal().diag()
+    T_A, T_G = inverse_root(A) / constant, inverse_root(G) * constant
+    if name == "groups":
+        per_group = torch.stack(T_A.diagonal().split(2)).repeat_interleave(3, 0)  # (6, 2)
+        weight = torch.einsum("op,pikl->oikl", T_G, u[0]) * per_group[:, :, None, None]
+    else:
+        weight = torch.einsum("op,pj...,ji->oi...", T_G, u[0], T_A)
+    return [weight, *(T_G @ bias for bias in u[1:])]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_in_balanced_variables_have_the_factors_psi_and_xi(name: str) -> None:
+def test_gradients_in_balanced_variables_have_the_inverse_fourth_roots_on_both_sides(name: str) -> None:
     module, make = CASES[name]
     module = module.double()
     x = make()
@@ -71,14 +78,18 @@ def test_gradients_in_balanced_variables_have_the_factors_psi_and_xi(name: str) 
     layer = layer_of(module)
     seen = x if name != "norm" else nn.functional.layer_norm(x, (4,))  # what the scale and shift act on
     found = balanced(layer, seen, p, {}, ALONE)
-    expected = explicit_factors(name, x, p)
     samples = layer.sample_gradients(found.inputs(seen), found.outputs(p), others=B)
     w = torch.randn(B)
-    for i, parameter in enumerate(module.parameters()):
-        (plain,) = torch.autograd.grad((h * p * w.view(-1, *[1] * (p.dim() - 1))).sum(), parameter, retain_graph=True)
-        factor = expected[i]
-        torch.testing.assert_close(found.factors[i] * torch.ones_like(plain), factor * torch.ones_like(plain))
-        torch.testing.assert_close(samples.combine(w)[i], plain * factor)
+    loss = (h * p * w.view(-1, *[1] * (p.dim() - 1))).sum()
+    plain = list(torch.autograd.grad(loss, list(module.parameters())))
+    expected = explicit_scale(name, x, p, plain)
+    for inside, scaled, right in zip(samples.combine(w), found.scale(plain), expected, strict=True):
+        torch.testing.assert_close(inside, right)
+        torch.testing.assert_close(scaled, right)
+    for twice, again in zip(found.scale(plain, 2), found.scale(found.scale(plain)), strict=True):
+        torch.testing.assert_close(twice, again)
+    for back, original in zip(found.scale(found.scale(plain), -1), plain, strict=True):
+        torch.testing.assert_close(back, original)
 
 
 def test_the_gram_matrix_is_that_of_the_balanced_gradients() -> None:
@@ -98,27 +109,56 @@ def test_the_gram_matrix_is_that_of_the_balanced_gradients() -> None:
     torch.testing.assert_close(K, P @ P.T)
 
 
-def test_profiles_are_running_averages_without_bias_towards_the_start() -> None:
+def test_moments_are_running_averages_without_bias_towards_the_start() -> None:
     layer = layer_of(nn.Linear(4, 3))
     state: dict[str, object] = {}
     batches = [(torch.randn(B, 4) * torch.rand(4), torch.randn(B, 3) * torch.rand(3)) for _ in range(5)]
     for x, p in batches:
         found = balanced(layer, x, p, state, ALONE)
     powers = torch.tensor([DECAY**k for k in range(5)][::-1])
-    mean = (powers[:, None] * torch.stack([profile(p, -1) for _, p in batches])).sum(0) / powers.sum()
+    mean = (powers[:, None, None] * torch.stack([moments(p, -1) for _, p in batches])).sum(0) / powers.sum()
     constants = torch.stack([1 / x.square().mean() for x, _ in batches])
     constant = (powers * constants).sum() / powers.sum()
-    torch.testing.assert_close(found.factors[1], ((mean + FLOOR) * (constant + FLOOR)) ** -0.25)
+    expected = inverse_root(mean) * (constant + FLOOR) ** -0.25
+    torch.testing.assert_close(found.outputs(torch.eye(3)), expected, rtol=0.1, atol=0.1)  # up to `CHANGED`
 
 
-def test_a_constant_profile_changes_nothing_but_the_size_and_silent_features_stay_bounded() -> None:
+def test_silent_features_stay_bounded() -> None:
     layer = layer_of(nn.Linear(4, 3))
-    x, p = torch.ones(B, 4), torch.ones(B, 3)
-    found = balanced(layer, x, p, {}, ALONE)
-    torch.testing.assert_close(found.factors[0], ((1 + FLOOR) ** -0.5) * torch.ones(3, 4))
+    x, p = torch.randn(B, 4), torch.randn(B, 3)
     x[:, 0], p[:, 0] = 0.0, 0.0
     found = balanced(layer, x, p, {}, ALONE)
-    loud, silent = float(found.factors[0][1, 1]), float(found.factors[0][0, 0])
-    assert loud < silent < loud / FLOOR**0.5 * 1.5
+    factors = found.scale([torch.ones(3, 4), torch.ones(3)])[0].abs()
+    assert float(factors.max()) < 20 / FLOOR**0.5
     zero = balanced(layer, torch.zeros(B, 4), torch.zeros(B, 3), {}, ALONE)
-    assert all(bool(factor.isfinite().all()) for factor in zero.factors)
+    assert all(bool(part.isfinite().all()) for part in zero.scale([torch.ones(3, 4), torch.ones(3)]))
+
+
+def test_a_weight_decay_moves_every_weight_towards_zero() -> None:
+    layer = layer_of(nn.Linear(4, 3))
+    found = balanced(layer, torch.randn(B, 4), torch.randn(B, 3), {}, ALONE)
+    u = [torch.randn(3, 4), torch.randn(3)]
+    assert all(bool((step * part > 0).all()) for step, part in zip(found.decay_scale(u), u, strict=True))
+
+
+def test_leading_directions_of_wide_layers_give_the_root_of_the_whole_matrix() -> None:
+    n, rank = 2 * DENSE, LEADING // 2
+    mixing = torch.randn(rank, n)
+    state: dict[str, object] = {}
+    C, weight = torch.zeros(n, n), 0.0
+    for _ in range(30):
+        x = 3 * torch.randn(64, rank) @ mixing + torch.randn(64, n)
+        observe(x, -1, state, "input", DECAY, ALONE)
+        C, weight = DECAY * C + (1 - DECAY) * moments(x, -1), DECAY * weight + 1 - DECAY
+    found = root(state, "input", weight, FLOOR, -0.25)
+    assert found.basis is not None
+    values, Q = torch.linalg.eigh(C / weight)
+    leading = Q[:, -rank:]
+    exact = (values[-rank:] + FLOOR) ** -0.25
+    torch.testing.assert_close(found.times(leading.T, -1), exact[:, None] * leading.T, rtol=0.05, atol=0.01)
+    rest = float(found.levels[-1])
+    assert rest == pytest.approx(float((values[:-LEADING].mean() + FLOOR) ** -0.25), rel=0.1)
+    a = torch.randn(5, n)
+    torch.testing.assert_close(found.times(found.times(a, -1), -1), found.times(a, -1, 2))
+    torch.testing.assert_close(found.times(found.times(a, -1), -1, -1), a)
+    torch.testing.assert_close(found.times(a.T, 0), found.times(a, -1).T)

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,8 +34,6 @@ POWER = -0.25  # of a mean square: 1/4 on each side of the Gram matrix is M^1/2
 
 class Balance(ABC):
     """The variables of one layer in one step."""
-
-    mixes: ClassVar[bool]  # whether the factors are matrices
 
     @abstractmethod
     def inputs(self, x: Tensor, times: int = 1) -> Tensor:
@@ -61,7 +59,6 @@ class Diagonal(Balance):
     xi: Tensor | None  # of the input features, to be multiplied with x
     psi: Tensor | None  # of the outputs, to be multiplied with p
     make_factors: Callable[[], Parts]
-    mixes: ClassVar[bool] = False
 
     @cached_property
     def factors(self) -> Parts:
@@ -90,7 +87,6 @@ class Mixing(Balance):
     layer: Layer
     input_root: Root
     output_root: Root
-    mixes: ClassVar[bool] = True
 
     def inputs(self, x: Tensor, times: int = 1) -> Tensor:
         dim = self.layer.feature_dims[0]
@@ -161,15 +157,18 @@ def _factor(
     """The factors of all features of a; with `constant` also that of an input of ones."""
     kept = dim % a.dim()
     others = [d for d in range(a.dim()) if d != kept]
-    squares = torch.linalg.vector_norm(a, dim=others).square() * (a.shape[kept] / max(1, a.numel()))
+    squares = torch.linalg.vector_norm(a, dim=others).square_()
+    share = a.shape[kept] / max(1, a.numel())
     if not peers.alone:
-        squares = peers.sum([squares * peers.share(len(a))])[0]
-    mean = squares.mean().clamp_min(torch.finfo(squares.dtype).tiny)
+        squares = peers.sum([squares * (share * peers.share(len(a)))])[0]
+        share = 1.0
+    mean = max(share * float(squares.mean()), torch.finfo(squares.dtype).tiny)
+    new = squares.mul_(share / mean * (1 - DECAY))
     if constant:
-        squares = torch.cat([squares, squares.new_ones(1)])
-    old, new = state.get(name), squares / mean * (1 - DECAY)
-    running = state[name] = new if old is None else old * DECAY + new
-    return (running / weight + FLOOR).pow(POWER)
+        new = torch.cat([new, new.new_full((1,), (1 - DECAY) / mean)])
+    old = state.get(name)
+    running = state[name] = new if old is None else new.add_(old, alpha=DECAY)
+    return torch.add(running, FLOOR * weight).mul_(1 / weight).pow_(POWER)
 
 
 def _along(factor: Tensor | None, like: Tensor, dim: int | None) -> Tensor | None:

@@ -7,14 +7,14 @@ rather than to activations, once to inputs and outputs where the gradients are n
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from ddpnopt.ddp.balance import Balance, Diagonal
 from ddpnopt.linear.given import Given
-from ddpnopt.linear.layer import Layer, Parts, per_sample_dot, scale_samples
+from ddpnopt.linear.layer import Layer, Parts, per_sample_dot, scale_samples, symmetric_product
 from ddpnopt.linear.linear import Linear, RankOne
 from ddpnopt.linear.metric import IDENTITY, Metric
 from ddpnopt.linear.sample_gradients import ByPlaces, Explicit, Recomputed, SampleGradients, Sums, output_pieces
@@ -33,21 +33,16 @@ def balanced_gradients(
     """The form with the least work for inputs x and output gradients p."""
     if type(layer) is Linear and x.dim() == 2:
         return OuterProducts(layer, x, p, balance)
-    if not isinstance(balance, Diagonal):
-        inside = layer.sample_gradients(balance.inputs(x), balance.outputs(p), others=others, recompute=recompute)
-        if isinstance(inside, Explicit):
-            return Stored(inside, balance)
-        if isinstance(inside, ByPlaces):  # x' and p' are not kept
-            return Tokens(type(inside)(layer, x, p), balance)
-        return InBalance(layer, x, p, balance, others, recompute)
-    plain = layer.sample_gradients(x, p, others=others, recompute=recompute)
-    if isinstance(plain, Explicit):
-        _rescale(plain, balance.factors)
-        return Stored(plain, balance)
-    if isinstance(plain, Recomputed):
-        return Repeated(plain, balance)
-    if isinstance(plain, ByPlaces):
-        return Tokens(plain, balance)
+    inputs, outputs = (x, p) if isinstance(balance, Diagonal) else (balance.inputs(x), balance.outputs(p))
+    found = layer.sample_gradients(inputs, outputs, others=others, recompute=recompute)
+    if isinstance(found, Explicit):
+        if isinstance(balance, Diagonal):
+            _rescale(found, balance.factors)
+        return Stored(found, balance)
+    if isinstance(found, Recomputed):
+        return Repeated(Recomputed(layer, x, p), balance)
+    if isinstance(found, ByPlaces):
+        return Tokens(ByPlaces(layer, x, p), balance)
     return InBalance(layer, x, p, balance, others, recompute)
 
 
@@ -55,13 +50,14 @@ class _SummedUp:
     """Forms whose sum is materialised before it is added."""
 
     balance: Balance
+    missing: ClassVar[int] = 1  # how many of the two factors `_sum` lacks
 
     def _sum(self, w: Tensor) -> Parts:
         """P_u w with one of the two factors, or with none."""
         raise NotImplementedError
 
     def combine(self, w: Tensor) -> Parts:
-        return self.balance.scale(self._sum(w))
+        return self.balance.scale(self._sum(w), self.missing)
 
     def solved(self, w: Tensor, metric: Metric) -> Parts:
         return self.combine(w)
@@ -79,7 +75,7 @@ class OuterProducts:
         self.raised_x, self.raised_p = balance.inputs(x, 2), balance.outputs(p, 2)
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
-        inputs, outputs = self.raised_x @ self.x.T, self.raised_p @ self.p.T
+        inputs, outputs = symmetric_product(self.raised_x, self.x), symmetric_product(self.raised_p, self.p)
         K = torch.addcmul(outputs, inputs, outputs) if self.layer.bias else inputs.mul_(outputs)
         return K, [per_sample_dot(self.p, self.layer.apply(self.x, step)) for step in steps]
 
@@ -109,21 +105,28 @@ class Stored(_SummedUp):
 class Repeated(_SummedUp):
     """Explicit gradients that are freed at once: the effects are computed while they are there."""
 
-    def __init__(self, plain: Recomputed, balance: Diagonal) -> None:
+    missing = 2
+
+    def __init__(self, plain: Recomputed, balance: Balance) -> None:
         self.plain, self.balance = plain, balance
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
-        plain, factors = self.plain, self.balance.factors
-        unscaled = [self.balance.scale(step, -1) for step in steps]
-        pieces = output_pieces(plain.layer, len(plain.x))
+        layer, x, p, balance = self.plain.layer, self.plain.x, self.plain.p, self.balance
+        factors: Parts | None = None
+        if isinstance(balance, Diagonal):  # cheaper on the gradients than on inputs and outputs
+            factors = balance.factors
+        else:
+            x, p = balance.inputs(x), balance.outputs(p)
+        unscaled = [balance.scale(step, -1) for step in steps]
+        pieces = output_pieces(layer, len(x))
         if len(pieces) == 1:
-            return self._part(Explicit(plain.layer, plain.x, plain.p), factors, unscaled)
+            return self._part(Explicit(layer, x, p), factors, unscaled)
         parts = []
         for start, n in pieces:
-            layer, own = plain.layer.narrow(plain.p, start, n)
+            narrow, own = layer.narrow(p, start, n)
             some = [[part.narrow(0, start, n) for part in step] for step in unscaled]
-            at = [factor.narrow(0, start, n) for factor in factors]
-            parts.append(self._part(Explicit(layer, plain.x, own), at, some))
+            at = None if factors is None else [factor.narrow(0, start, n) for factor in factors]
+            parts.append(self._part(Explicit(narrow, x, own), at, some))
         K, effects = parts[0]
         for more, others in parts[1:]:
             K.add_(more)
@@ -131,16 +134,19 @@ class Repeated(_SummedUp):
         return K, effects
 
     @staticmethod
-    def _part(explicit: Explicit, factors: Parts, unscaled: list[Parts]) -> tuple[Tensor, list[Tensor]]:
-        _rescale(explicit, factors)
+    def _part(explicit: Explicit, factors: Parts | None, unscaled: list[Parts]) -> tuple[Tensor, list[Tensor]]:
+        if factors is not None:
+            _rescale(explicit, factors)
         return explicit.gram(IDENTITY), [_effect(explicit, step) for step in unscaled]
 
     def _sum(self, w: Tensor) -> Parts:
-        return self.balance.scale(self.plain.combine(w))
+        return self.plain.combine(w)
 
 
 class Tokens(_SummedUp):
     """Inner products through the places, on inputs and output gradients in balanced variables, which are not kept."""
+
+    missing = 2
 
     def __init__(self, plain: ByPlaces, balance: Balance) -> None:
         self.plain, self.balance = plain, balance
@@ -148,10 +154,10 @@ class Tokens(_SummedUp):
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
         layer, x, p = self.plain.layer, self.plain.x, self.plain.p
         effects = [per_sample_dot(p, layer.apply(x, step)) for step in steps]
-        return type(self.plain)(layer, self.balance.inputs(x), self.balance.outputs(p)).gram(IDENTITY), effects
+        return ByPlaces(layer, self.balance.inputs(x), self.balance.outputs(p)).gram(IDENTITY), effects
 
     def _sum(self, w: Tensor) -> Parts:
-        return self.balance.scale(self.plain.combine(w))
+        return self.plain.combine(w)
 
 
 class InBalance(_SummedUp):

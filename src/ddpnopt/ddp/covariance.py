@@ -1,8 +1,8 @@
 """Running second moments of features, and roots of their inverse that cost little to apply.
 
 Small matrices are kept and decomposed as they are. Of large ones only the leading directions are followed, by a
-randomised update (Halko, Martinsson and Tropp, 2011) of Q and E in C ~ Q E Q', so that nothing of the size n x n is ever
-formed; the rest is a multiple of the identity, as if all other directions had their mean square:
+randomised update (Halko, Martinsson and Tropp, 2011) of Q and E in C ~ Q E Q', so that nothing of the size n x n is
+ever formed; the rest is a multiple of the identity, as if all other directions had their mean square:
 
     C^q ~ rest^q I + Q (E^q - rest^q) Q'
 """
@@ -37,8 +37,10 @@ class Root:
             matrix = self._matrix(times).to(a.dtype)
             if dim in (-1, a.dim() - 1):
                 return a @ matrix
+            if dim == 0:
+                return (matrix @ a.flatten(1)).view(a.shape)
             if dim == 1 and a.dim() > 2:  # channels first
-                return torch.matmul(matrix, a.flatten(2)).view_as(a)
+                return torch.matmul(matrix, a.flatten(2)).view(a.shape)
             return (a.movedim(dim, -1) @ matrix).movedim(-1, dim)
         levels = self.levels if times == 1 else self.levels**times
         basis, rest = self.basis.to(a.dtype), levels[-1].to(a.dtype)

@@ -7,7 +7,7 @@ loss is known, and so is the loss at any other outputs.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +27,19 @@ class Loss:
     of_probabilities: bool = False  # whether the outputs are probabilities, not logits
     soft: bool = False  # of the binary form: whether targets lie between 0 and 1
     certain: bool = True  # False where the form or the scale is a guess
+    _last: list[tuple[Tensor, Tensor]] = field(default_factory=list, compare=False, repr=False)  # outputs and losses
 
     @property
     def dtype(self) -> torch.dtype:
         return self.target.dtype
 
     def per_sample(self, z: Tensor) -> Tensor:
-        """The contribution of each sample to the batch loss, above its minimum: (B,)."""
+        """The contribution of each sample to the batch loss, above its minimum: (B,); not computed twice in a row."""
+        if not self._last or self._last[0][0] is not z:
+            self._last[:] = [(z, self._per_sample(z))]
+        return self._last[0][1]
+
+    def _per_sample(self, z: Tensor) -> Tensor:
         if self.temperature != 1.0:
             z = z / self.temperature
         if self.label is not None and not self.of_probabilities:
@@ -63,7 +69,7 @@ class Loss:
 
     def scaled(self, factor: float) -> Loss:
         """`factor` times the loss."""
-        return replace(self, weight=self.weight * factor)
+        return replace(self, weight=self.weight * factor, _last=[])
 
 
 @dataclass(frozen=True)

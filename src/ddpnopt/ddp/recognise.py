@@ -37,10 +37,10 @@ def recognise(
                 return found
             guess = guess or found
             continue
-        sum_here = float(found.per_sample(z).double().sum()) + found.minimum()
+        sum_here = float(found.per_sample(z).sum(dtype=torch.float64)) + found.minimum()
         slack = 10 * tol * abs(total)
         if abs(sum_here - total) <= slack:
-            return replace(found, certain=True)
+            return found if found.certain else replace(found, certain=True)
         if found.certain and incomplete is None:
             incomplete = replace(found, certain=sum_here <= total + slack)  # a penalty on the weights adds to it
     return incomplete or guess or _other(z, q, mean, tol, total)

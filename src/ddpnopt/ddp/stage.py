@@ -12,7 +12,7 @@ from torch import Tensor
 from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp.balance import Balance
 from ddpnopt.ddp.balanced import BalancedGradients, Stored, balanced_gradients
-from ddpnopt.linear.layer import Layer, Parts, add, per_sample_dot
+from ddpnopt.linear.layer import Layer, Parts, add, in_precision, per_sample_dot
 from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import Explicit, SampleGradients, Sums
 
@@ -154,7 +154,7 @@ class Displacement:
             return None if self._ledger is None else _cat(self._ledger)
         if not stage.moves:
             return None
-        x_hat = x_hat.to(stage.x.dtype)
+        x_hat = in_precision(x_hat, stage.x.dtype)
         if any(p is None for p in stage.p_x):
             dh = stage.layer.apply(x_hat - stage.x, stage.u[:1])
             columns = [per_sample_dot(p, dh) for p in stage.p_h]

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from copy import copy
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, overload
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ddpnopt.linear.sample_gradients import SampleGradients
 
 Parts = list[Tensor]
+BLOCK = 128  # rows of the smallest blocks of a symmetric product
 DOTTED = 2**19  # numbers of each factor that are multiplied at once in inner products
 
 
@@ -45,9 +46,43 @@ def norm(parts: Parts) -> float:
     return float(torch.stack([p.square().sum() for p in parts]).sum().sqrt())
 
 
+def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
+    """a b', where it is known to be symmetric: for large ones one of the two off-diagonal blocks is copied."""
+    if len(a) < 2 * BLOCK:
+        return a @ b.T
+    found = a.new_empty(len(a), len(a))
+    _fill(found, a, b)
+    return found
+
+
+def _fill(found: Tensor, a: Tensor, b: Tensor) -> None:
+    n = len(a) // 2
+    if n < BLOCK:
+        torch.mm(a, b.T, out=found)
+        return
+    _fill(found[:n, :n], a[:n], b[:n])
+    _fill(found[n:, n:], a[n:], b[n:])
+    torch.mm(a[n:], b[:n].T, out=found[n:, :n])
+    found[:n, n:] = found[n:, :n].T
+
+
 def scale_samples(w: Tensor, a: Tensor) -> Tensor:
     """w_i a_i: (B,), (B, …) -> (B, …)."""
-    return w.to(a.dtype).view(-1, *[1] * (a.dim() - 1)) * a
+    w = in_precision(w, a.dtype)
+    return (w[:, None] if a.dim() == 2 else w.view(-1, *[1] * (a.dim() - 1))) * a
+
+
+@overload
+def in_precision(tensor: Tensor, dtype: torch.dtype) -> Tensor: ...
+
+
+@overload
+def in_precision(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None: ...
+
+
+def in_precision(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """`to(dtype)`, which takes a microsecond even where there is nothing to do."""
+    return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
 
 
 def per_sample_dot(a: Tensor, b: Tensor, less: Tensor | None = None) -> Tensor:

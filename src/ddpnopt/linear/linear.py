@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddpnopt.linear.layer import Layer, Parts, scale_samples
+from ddpnopt.linear.layer import Layer, Parts, in_precision, scale_samples
 from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import SampleGradients
 
@@ -125,7 +125,7 @@ class RankOne:
         return self.layer.split(joint[None])
 
     def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
-        w = w.to(self.p.dtype)
+        w = in_precision(w, self.p.dtype)
         if self.layer.bias:
             u[1].addmv_(self.p.T, w, alpha=alpha)
         # a few samples at a time bound the memory of the weighted gradients

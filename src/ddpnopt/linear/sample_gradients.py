@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ddpnopt.linear.layer import Layer, Parts, scale_samples
+from ddpnopt.linear.layer import Layer, Parts, scale_samples, symmetric_product
 from ddpnopt.linear.metric import Metric
 
 CHUNK = 2**24  # numbers held at once where a Gram matrix goes through explicit gradients
@@ -107,7 +107,7 @@ class Explicit(_Materialised):
     def gram(self, metric: Metric, other: Explicit | None = None) -> Tensor:
         left = self._pieces(metric)
         right = left if other is None else other._pieces(metric)
-        K = left[0] @ right[0].T
+        K = symmetric_product(left[0], left[0]) if other is None else left[0] @ right[0].T
         return K if len(left) == 1 else K.addmm_(left[1], right[1].T)
 
     def combine(self, w: Tensor) -> Parts:

@@ -68,7 +68,7 @@ class LayerRecord:
 
     def input_in(self, dtype: torch.dtype) -> Tensor:
         """x in the precision of the weights, unless it has integers; autocast may have recorded a smaller one."""
-        return self.x.to(dtype) if self.x.is_floating_point() else self.x
+        return self.x if self.x.dtype == dtype or not self.x.is_floating_point() else self.x.to(dtype)
 
 
 @dataclass(eq=False)

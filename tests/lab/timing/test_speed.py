@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner, Result
 
+from ddpnopt.ddp.balance import REFRESH as LOOKS
 from ddpnopt.lab.cli import app
 from ddpnopt.lab.methods.method import Method, Timing
 from ddpnopt.lab.methods.registry import METHODS, PEER_METHODS, TIMED_METHODS
@@ -137,11 +138,11 @@ TIMED = [METHODS[name] for name in TIMED_METHODS]
 
 
 @pytest.mark.parametrize("method", [each for each in TIMED if each.timing.period > 1], ids=lambda method: method.name)
-def test_kronecker_methods_are_timed_over_whole_periods(method: Method) -> None:
+def test_methods_that_refresh_something_are_timed_over_whole_periods(method: Method) -> None:
     if method.missing:
         pytest.skip(method.missing)
     stepper = ready(method, scaled(4, 1), 4)
-    assert method.timing.period == REFRESH
+    assert method.timing.period == (LOOKS if method.name == "ddpnopt" else REFRESH)
     assert block_steps(stepper) % REFRESH == 0
 
 
@@ -246,3 +247,19 @@ def test_one_command_measures_ratios_growth_and_profile(tmp_path: Path, monkeypa
         assert (tmp_path / f"{stem}.md").exists()
         assert (tmp_path / f"{stem}.svg").exists()
     assert "outer on FCN of DIGITS" in (tmp_path / "profile.md").read_text()
+
+
+def test_the_first_steps_and_repeated_ones_are_counted() -> None:
+    network = scaled(8, 2)
+    found = {cost.method.name: cost for cost in measure(network, 4, timed_methods(["ddpnopt"]), 1, start=True)}
+    assert found["ddpnopt"].start > 0
+    assert found["sgd"].start > 0
+    assert 0 <= found["ddpnopt"].repeated <= 1
+    assert found["sgd"].repeated == 0
+
+
+def test_networks_with_channels_last_have_weights_and_inputs_of_that_layout() -> None:
+    network = NETWORKS["cnn-last"]
+    weight = next(network.build().parameters())
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    assert network.inputs(2).is_contiguous(memory_format=torch.channels_last)

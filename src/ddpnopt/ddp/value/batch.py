@@ -32,7 +32,7 @@ from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp.stage import Direction, Displacement, Policy, Stage
 from ddpnopt.ddp.value.coupling import Coupling
 from ddpnopt.ddp.value.damping import damped
-from ddpnopt.linear.layer import Parts, per_sample_dot, scale_samples
+from ddpnopt.linear.layer import Parts, in_precision, per_sample_dot, scale_samples
 from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import Sums
 
@@ -66,18 +66,22 @@ class Batch:
         columns: int = 1,
         peers: Peers = ALONE,
         dof: float = 1.0,
+        residuals: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        wide = torch.promote_types(L.dtype, torch.float32)  # half precision has no factorisations
-        L, v = L.to(wide), v.to(wide)
+        """From L and v_T; `residuals` are L^1/2 and v_T / L^1/2 of one column per sample, all positive, where known."""
+        if L.dtype.itemsize < 4:  # half precision has no factorisations
+            L, v = L.float(), v.float()
         if not peers.alone:
             both = peers.gather(torch.stack([L, v], 1), columns)
             L, v = both[:, 0].contiguous(), both[:, 1].contiguous()
         self.columns = columns  # R; the first is the gradient
         self.dof = dof  # degrees of freedom that a step may use, per sample
         self.L = L  # (N,), N = R B columns
-        self.root = L.sqrt()
-        # v_T / L^1/2 where L > 0; a column without curvature keeps its weight v_T at all stages
-        self.target = torch.where(L > 0, v / self.root, 0.0)
+        if residuals is None:
+            root = L.sqrt()
+            # v_T / L^1/2 where L > 0; a column without curvature keeps its weight v_T at all stages
+            residuals = root, torch.where(L > 0, v / root, 0.0)
+        self.root, self.target = residuals
         # with one column per sample, along its gradient, those without curvature have no gradient either
         self.kept = torch.where(L > 0, 0.0, v) if columns > 1 else None
         self.displacement = displacement
@@ -123,7 +127,7 @@ class Batch:
         def policy(x_hat: Tensor | None) -> Direction:
             c = self.displacement.at(stage, x_hat)
             if c is not None:
-                c = c.to(self.L.dtype)
+                c = in_precision(c, self.L.dtype)
                 c = c if alone else self.peers.gather(c, self.columns)
             w = solve(c)
             return Direction(None, gradients, w if alone else self._own_rows(w), stage.l_u, stage.peers)

@@ -21,6 +21,7 @@ Weight decay and penalties enter m as well.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -50,17 +51,24 @@ class ScaleFree(Batch):
         self, losses: Tensor, displacement: Displacement, peers: Peers = ALONE, memory: float = 0.0, watch: bool = True
     ) -> None:
         mean = peers.total(float(losses.sum())) / peers.batch(len(losses))
-        L = sqrt_curvature(losses.clamp_min(LEAST_LOSS * mean))
-        super().__init__(L, torch.ones_like(L), displacement, 1, peers)
+        losses = losses.clamp_min(LEAST_LOSS * mean)
+        if peers.alone and losses.dtype.itemsize >= 4 and LEAST_LOSS * mean > torch.finfo(losses.dtype).tiny:
+            r = losses.mul_(2).sqrt_()  # all are positive
+            root = r.reciprocal()
+            super().__init__(root.square(), r, displacement, residuals=(root, r))
+        else:
+            L = sqrt_curvature(losses)
+            super().__init__(L, torch.ones_like(L), displacement, 1, peers)
         self.memory = memory  # times the last update is the prior step
         self.watch = watch  # whether the slope along the last update is wanted in any case
         # of the stages, last to first
         self._stages: list[Stage] = []
         self._systems: list[System] = []
         self._grams: list[Tensor] = []  # K
-        self._effects: list[Tensor | None] = []  # of the prior step on each sample's loss
+        self._effects: list[list[tuple[float, Tensor]]] = []  # factors and effects, on each sample's loss, of the prior
         self._repeated: list[Tensor] = []  # of the last update, of our own samples
         self._slope: float | None = None
+        self._ms: Tensor | None = None  # m of all stages, (T, N), where all have the same kind of prior
         self._knows_last = False  # whether the effect of the last update is known at the current stage
         self._sums: Tensor | None = None  # S of all stages, (T, N, N), for a small batch
         self._mean_diagonal = 0.0  # of A at the first stage
@@ -87,21 +95,25 @@ class ScaleFree(Batch):
             own = gradients = stage.balanced_gradients()
             steps = self._set_prior(stage)
             K, found = gradients.couple([step for _, step in steps])
-            effect = self._effect(steps, found)
+            effects = self._effects_of(steps, found)
         else:
             inside = stage.gradients(coupled=True)
             own, coupling = Scaled(inside, stage.balance), self._coupling or Coupling(stage)
             self._coupling = None
             steps = self._set_prior(stage)
             p, layer = stage.p_h[0], stage.layer
-            effect = self._effect(steps, [per_sample_dot(p, layer.apply(stage.x, step)) for _, step in steps])
-            # another process may have one
-            K, effect = coupling.gram(IDENTITY, p.new_zeros(len(p)) if effect is None else effect)
+            effects = self._effects_of(steps, [per_sample_dot(p, layer.apply(stage.x, step)) for _, step in steps])
+            mine = p.new_zeros(len(p))  # another process may have a prior where this one has none
+            for share, effect in effects:
+                mine = mine + share * effect
+            K, gathered = coupling.gram(IDENTITY, mine)
+            assert gathered is not None
+            effects = [(1.0, gathered)]
         system = System(None, stage.state, None)
         self._stages.append(stage)
         self._systems.append(system)
         self._grams.append(K.to(self.L.dtype))
-        self._effects.append(effect)
+        self._effects.append(effects)
         return own, partial(self._weights, system)
 
     def _set_prior(self, stage: Stage) -> list[tuple[float, Parts]]:
@@ -118,12 +130,11 @@ class ScaleFree(Batch):
         stage.prior, stage.l_u = [(share, step) for share, step in steps if share], None
         return steps
 
-    def _effect(self, steps: list[tuple[float, Parts]], found: list[Tensor]) -> Tensor | None:
-        """What the prior step does to the loss of each of our samples, to first order, from what the steps do."""
+    def _effects_of(self, steps: list[tuple[float, Parts]], found: list[Tensor]) -> list[tuple[float, Tensor]]:
+        """Those of the prior, from the effects of all steps."""
         if self._knows_last:
             self._repeated.append(found[0])
-        shares = [share * effect for (share, _), effect in zip(steps, found, strict=True) if share]
-        return None if not shares else shares[0] if len(shares) == 1 else shares[0] + shares[1]
+        return [(share, effect) for (share, _), effect in zip(steps, found, strict=True) if share]
 
     def _assemble(self) -> None:
         """The shares eta of the layers, and with them S and m of all stages."""
@@ -135,19 +146,17 @@ class ScaleFree(Batch):
             k = torch.diagonal(together, dim1=1, dim2=2) @ self.L
         else:
             k = torch.stack([torch.vdot(self.L, K.diagonal()) for K in grams])
-        sizes = torch._foreach_norm([stage.u[0] for stage in self._stages])
-        numbers = [k, *(size.to(k.dtype)[None] for size in sizes)]
+        norms = torch._foreach_norm([stage.u[0] for stage in self._stages])
+        sizes = _stacked(norms).tolist()
         if self._repeated:
-            numbers.append(torch.cat(self._repeated).sum().to(k.dtype)[None])
-        values = torch.cat(numbers).tolist()
-        T = len(grams)
-        if self._repeated:
-            self._slope = -values[-1]
+            self._slope = -float(_stacked(self._repeated).sum())
         etas = []
-        for stage, total, norm in zip(self._stages, values[:T], values[T : 2 * T], strict=True):
-            mean = total / len(self.L)
-            n = sum(part.numel() for part in stage.u)
-            size = max(norm / max(1, stage.u[0].numel()) ** 0.5, LEAST_SIZE)
+        N = len(self.L)
+        for stage, total, norm in zip(self._stages, k.tolist(), sizes, strict=True):
+            mean = total / N
+            count = stage.u[0].numel()
+            n = count + stage.u[1].numel() if len(stage.u) > 1 else count
+            size = max(norm / max(1, count) ** 0.5, LEAST_SIZE)
             stage.eta *= size * (n / mean) ** 0.5 if mean > 0 else 0.0
             etas.append(stage.eta)
             self._mean_diagonal += stage.eta * mean
@@ -158,15 +167,27 @@ class ScaleFree(Batch):
             for K, eta, system in zip(grams, etas, self._systems, strict=True):
                 K.mul_(eta)
                 self.S = system.S = K if self.S is None else K.add_(self.S)
-        for system, effect in zip(self._systems, self._effects, strict=True):
-            if effect is not None:
-                effect = effect.to(self.L.dtype)
-                self.m = effect if self.m is None else self.m + effect
+        self._add_up_effects()
+
+    def _add_up_effects(self) -> None:
+        """m of all stages: what the priors of a stage and those behind it do to each sample's loss."""
+        alike = len({share for effects in self._effects for share, _ in effects}) == 1
+        if alike and all(len(effects) == 1 for effects in self._effects):  # in a few calls
+            each = torch.stack([effects[0][1] for effects in self._effects]).to(self.L.dtype)
+            self._ms = each.cumsum(0).mul_(self._effects[0][0][0])
+            self.m = self._ms[-1]
+            for system, m in zip(self._systems, self._ms.unbind(), strict=True):
+                system.m = m
+            return
+        for system, effects in zip(self._systems, self._effects, strict=True):
+            for share, effect in effects:
+                own = effect.to(self.L.dtype) * share
+                self.m = own if self.m is None else self.m + own
             system.m = self.m
 
     def forget(self) -> None:
         """Drop the prior step: the model of this batch says that it leads uphill, or the batch has no loss."""
-        self.m = None
+        self.m = self._ms = None
         for stage, system in zip(self._stages, self._systems, strict=True):
             stage.prior, system.m = [], None
 
@@ -230,9 +251,10 @@ class ScaleFree(Batch):
             stage.state["penalty_rate"] = stage.eta / self._damping  # for the next step
         assert self._roots is not None
         if self._inverse is not None:
-            targets = torch.stack(
-                [r if s.m is None else torch.addcmul(r, self.root, s.m, value=-1) for s in self._systems]
-            )
+            if self._ms is not None:
+                targets = self._less(r, self._ms)
+            else:
+                targets = torch.stack([self._less(r, system.m) for system in self._systems])
             open_loop = (self._inverse @ targets[..., None])[..., 0] * (self.root * fraction)
             gains = self._inverse * self._roots
             for system, w, gain in zip(self._systems, open_loop.unbind(), gains.unbind(), strict=True):
@@ -281,6 +303,13 @@ def _penalty_step(stage: Stage) -> Parts | None:
         size = u.abs().clamp_min(LEAST_SIZE * max(_root_mean_square(u), LEAST_SIZE))
         steps.append(rate * scaled / (1 + rate * scaled.abs() / size))
     return steps
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """One tensor, in the widest precision."""
+    if len({t.dtype for t in tensors}) > 1:
+        tensors = [t.double() for t in tensors]
+    return torch.stack(list(tensors))
 
 
 def _root_mean_square(a: Tensor) -> float:

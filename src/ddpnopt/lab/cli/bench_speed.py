@@ -30,6 +30,7 @@ class SpeedOptions:
     repeats: int
     threads: int
     folder: Path
+    suffix: str = ""  # of the names of files
 
 
 TimedCase = tuple[Network, int, list[Method]]
@@ -53,7 +54,9 @@ def speed(
         typer.Option(help="Comma separated; by default one that is usual for the network.", show_default=False),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; in each every method has its turn.")] = 15,
-    threads: Annotated[int, typer.Option(min=1, help="Torch threads.")] = 1,
+    threads: Annotated[
+        str, typer.Option(help="Torch threads; several numbers, comma separated, are measured one after the other.")
+    ] = "1",
     growth: Annotated[
         str | None,
         typer.Option(
@@ -72,7 +75,7 @@ def speed(
     from ddpnopt.lab.timing.growth import cases
 
     growing = list(PARTS) if everything else [] if growth is None else split_names("--growth", growth)
-    sizes = None if batch_sizes is None else _sizes(batch_sizes)
+    sizes = None if batch_sizes is None else _sizes("--batch-sizes", batch_sizes)
     nets = networks(split_names("--networks", network_names))
     at = [(net, size or net.batch_size) for net in nets for size in sizes or [0]]
 
@@ -84,14 +87,17 @@ def speed(
     grown = {what: [(net, size, chosen(GROWING, net)) for net, size in cases(what)] for what in growing}
     ratios = [(net, size, chosen(TIMED_METHODS, net)) for net, size in at]
     profiled = [(net, size, chosen(PROFILED, net)) for net, size in at]
-    with _threads(threads):
-        job = SpeedOptions(repeats, threads, writable_folder(out))
-        if everything or not (growing or profile):
-            _ratios(ratios, job)
-        for what, wanted in grown.items():
-            _growth(what, wanted, job)
-        if everything or profile:
-            _profile(profiled, job)
+    numbers = _sizes("--threads", threads)
+    for number in numbers:
+        with _threads(number):
+            suffix = f"-{number}-threads" if len(numbers) > 1 else ""
+            job = SpeedOptions(repeats, number, writable_folder(out), suffix)
+            if everything or not (growing or profile):
+                _ratios(ratios, job)
+            for what, wanted in grown.items():
+                _growth(what, wanted, job)
+            if everything or profile:
+                _profile(profiled, job)
 
 
 @contextmanager
@@ -115,10 +121,10 @@ def _ratios(wanted: Sequence[TimedCase], job: SpeedOptions) -> None:
 
     def keep(found: list[Cost]) -> None:  # at once: a large network may take long
         costs.extend(found)
-        saved[:] = speed_report.write(costs, job.folder, "speed", heading(job.threads))
+        saved[:] = speed_report.write(costs, job.folder, f"speed{job.suffix}", heading(job.threads))
 
     _measure(wanted, job.repeats, keep)
-    _announce(saved + speed_figures.draw(costs, job.folder / "speed"))
+    _announce(saved + speed_figures.draw(costs, job.folder / f"speed{job.suffix}"))
 
 
 def _growth(what: str, wanted: Sequence[TimedCase], job: SpeedOptions) -> None:
@@ -129,7 +135,7 @@ def _growth(what: str, wanted: Sequence[TimedCase], job: SpeedOptions) -> None:
     by_case = _measure(wanted, job.repeats)
     fits = exponents(what, by_case)
     console().print(speed_report.growth_table(what, fits))
-    stem = f"growth-{what}"
+    stem = f"growth-{what}{job.suffix}"
     costs = [cost for case in by_case for cost in case]
     saved = speed_report.write(costs, job.folder, stem, heading(job.threads), fits)
     _announce(saved + speed_figures.draw_growth(what, fits, job.folder / stem))
@@ -152,7 +158,7 @@ def _measure(
             def on_block(method: Method, network: Network = network, size: int = size) -> None:
                 progress.update(row, advance=1, detail=f"{network.label}, batch size {size}, {method.timing_label}")
 
-            by_case.append(measure(network, size, chosen, repeats, on_block))
+            by_case.append(measure(network, size, chosen, repeats, on_block, start=keep is not None))
             done += len(chosen) * repeats
             progress.update(row, completed=done)
             for title, found in speed_report.groups(by_case[-1]).items():
@@ -192,8 +198,8 @@ def _announce(saved: Sequence[Path]) -> None:
         console().print(f"[dim]saved[/] {path}", soft_wrap=True)
 
 
-def _sizes(text: str) -> list[int]:
-    parts = split_names("--batch-sizes", text)
+def _sizes(option: str, text: str) -> list[int]:
+    parts = split_names(option, text)
     if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ExperimentError(f"--batch-sizes must be positive numbers separated by commas, not {text!r}")
+        raise ExperimentError(f"{option} must be positive numbers separated by commas, not {text!r}")
     return [int(part) for part in parts]

@@ -23,6 +23,8 @@ from torch.optim import SGD, Optimizer
 
 from ddpnopt import EKFAC, KFAC, DDPNOpt
 from ddpnopt._options import DEFAULTS
+from ddpnopt.ddp.balance import EVERY_STEP
+from ddpnopt.ddp.balance import REFRESH as LOOKS
 from ddpnopt.ddp.value.damping import EARLY
 from ddpnopt.errors import OptionError
 from ddpnopt.lab.baselines import SGDVGR, EKFACOptimizer, KFACOptimizer, VanillaDDP
@@ -59,7 +61,7 @@ OWN_RATE = Timing(lr=None)
 
 TRAINED = (
     Method("ddpnopt", "DDPNOpt", ddpnopt, lowest_decade=-3, is_ddpnopt=True,
-           timing=Timing("DDPNOpt(model)", None, SKIP, "no-feedback", warm_up=EARLY)),
+           timing=Timing("DDPNOpt(model)", None, SKIP, "no-feedback", period=LOOKS, warm_up=EVERY_STEP)),
     Method("sgd", "SGD", from_torch(SGD), 0.2, grid=SGD_GRID),
     Method("sgd-m", "SGD-m", from_torch(SGD, momentum=0.9), 0.03, 0.05, MOMENTUM_GRID, MOMENTA,
            (SGD_GRID[0], SGD_GRID[-1]), lowest_decade=-5),
@@ -183,9 +185,9 @@ def _timed() -> tuple[str, ...]:
 
 
 TIMED_METHODS = _timed()
-GROWING = (UNIT, "adam", "no-feedback", "outer", "outer-open", "batch", "batch-open")
+GROWING = (UNIT, "adam", "ddpnopt", "no-feedback", "outer", "outer-open", "batch", "batch-open")
 """The methods whose growth is measured: elementwise curvatures grow as these do."""
-PROFILED = (UNIT, "outer", "batch", "kfac", "outer-kfac", "batch-kfac", "outer-ekfac", "batch-ekfac")
+PROFILED = (UNIT, "ddpnopt", "outer", "batch", "kfac", "outer-kfac", "batch-kfac", "outer-ekfac", "batch-ekfac")
 """The methods whose time is broken down by function."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -111,7 +111,18 @@ def shaped(name: str, *shape: int) -> Dataset:
     return Dataset(name, x, y, x, y, CLASSES)
 
 
-NETWORKS = {
+def channels_last(network: Network) -> Network:
+    """The same network and inputs, with the channels of images last in memory."""
+    return replace(
+        network,
+        name=f"{network.name}-last",
+        label=f"{network.label}, channels last",
+        build=lambda: network.build().to(memory_format=torch.channels_last),  # type: ignore[call-overload]
+        inputs=lambda B: network.inputs(B).to(memory_format=torch.channels_last),
+    )
+
+
+_PLAIN = {
     each.name: each
     for each in (
         Network("fcn", "FCN of DIGITS", lambda: paper.fcn(shaped("digits", 64)), lambda B: torch.randn(B, 64), 8),
@@ -123,6 +134,7 @@ NETWORKS = {
         Network("transformer", "Transformer", Transformer, lambda B: torch.randint(VOCABULARY, (B, LENGTH)), 32),
     )
 }
+NETWORKS = _PLAIN | {last.name: last for last in (channels_last(_PLAIN[name]) for name in ("cnn", "resnet18"))}
 
 
 def scaled(width: int, depth: int) -> Network:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from ddpnopt.lab.methods.method import UNIT, Method
 from ddpnopt.lab.methods.registry import METHODS, TIMED_METHODS, select
 from ddpnopt.lab.timing.networks import Network
+from ddpnopt.lab.timing.peers import REFRESH
 
 
 def timed_methods(names: Iterable[str]) -> list[Method]:
@@ -16,4 +17,4 @@ def timed_methods(names: Iterable[str]) -> list[Method]:
 
 def affordable(chosen: Iterable[Method], network: Network) -> list[Method]:
     """Without the methods that decompose large matrices, on a network where that takes minutes per step."""
-    return [method for method in chosen if not (network.large and method.timing.period > 1)]
+    return [method for method in chosen if not (network.large and method.timing.period >= REFRESH)]

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median, quantiles
 
+import torch
+
 from ddpnopt.lab.methods.method import UNIT, Method
 from ddpnopt.lab.timing.memory import peak_bytes
 from ddpnopt.lab.timing.networks import Network
@@ -19,6 +21,13 @@ from ddpnopt.lab.timing.steppers import DoesNotApplyError, Stepper, ready, reaso
 BLOCK_SECONDS = 0.02
 """A block of steps lasts at least this long: shorter ones are mostly noise of the clock and the scheduler."""
 LARGEST_BLOCK = 50
+FIRST = 20
+"""Steps that count as the start of training; as many before the later ones that they are compared with."""
+
+
+def now() -> float:
+    """Seconds: of the processor with one thread, so that other programs hardly matter, or else of the clock."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,10 @@ class Cost:
     unit_bytes: int
     reason: str = ""
     """Why the method does not apply."""
+    start: float = math.nan
+    """The first steps over as many later ones."""
+    repeated: float = 0.0
+    """Share of the timed steps whose forward sweep ran more than once; their time is included."""
 
     @property
     def applies(self) -> bool:
@@ -82,10 +95,17 @@ def measure(
     chosen: Sequence[Method],
     repeats: int,
     on_block: Callable[[Method], None] = lambda _: None,
+    *,
+    start: bool = False,
 ) -> list[Cost]:
-    """All methods on one network; in every round each is timed once, right after a block of SGD."""
+    """All methods on one network; in every round each is timed once, right after a block of SGD.
+
+    With `start` also the first steps of SGD and of `DDPNOpt(model)`.
+    """
     with _undisturbed():
-        found = {method.name: _Candidate(method, network, batch_size) for method in chosen}
+        found = {}
+        for method in chosen:
+            found[method.name] = _Candidate(method, network, batch_size, start and method.name in (UNIT, "ddpnopt"))
         unit = found[UNIT]
         for turn in range(repeats):
             order = [each for each in found.values() if each.applies]
@@ -102,11 +122,16 @@ def measure(
 class _Candidate:
     """A method on a network, and what was measured of it; without a stepper once it has failed."""
 
-    def __init__(self, method: Method, network: Network, batch_size: int) -> None:
+    def __init__(self, method: Method, network: Network, batch_size: int, start: bool) -> None:
         self.method, self.network, self.batch_size = method, network, batch_size
         self.taken: list[tuple[float, float]] = []
         self.reason = ""
+        self.start = math.nan
+        self.timed = self.repeated = 0
         try:
+            with reasons(method):
+                if start:
+                    self.start = start_ratio(ready(method, network, batch_size, warm=False))
             self.stepper = ready(method, network, batch_size)
             with reasons(method):
                 self.bytes, self.steps = peak_bytes(self.stepper), block_steps(self.stepper)
@@ -121,7 +146,10 @@ class _Candidate:
         """One block, with the time of SGD's step right before; its own where that is known already."""
         try:
             with reasons(self.method):
+                before = self.stepper.repeated
                 self.taken.append((_time(self.stepper, self.steps) if mine is None else mine, unit))
+                self.repeated += self.stepper.repeated - before
+                self.timed += self.steps
         except DoesNotApplyError as error:
             self.reason = str(error)
 
@@ -136,6 +164,8 @@ class _Candidate:
             self.bytes if self.applies else 0,
             unit_bytes,
             self.reason,
+            self.start,
+            self.repeated / max(1, self.timed),
         )
 
 
@@ -155,12 +185,22 @@ def _undisturbed() -> Iterator[None]:
 
 def _time(stepper: Stepper, steps: int) -> float:
     """Seconds of one step. The first of a block only warms the caches which the others have used meanwhile."""
-    stepper.reset()
     stepper.step()
-    start = time.perf_counter()
+    start = now()
     for _ in range(steps):
         stepper.step()
-    return (time.perf_counter() - start) / steps
+    return (now() - start) / steps
+
+
+def start_ratio(stepper: Stepper) -> float:
+    """The time of the first steps of a training, in units of that of later ones."""
+    times = []
+    for _ in range(3):
+        start = now()
+        for _ in range(FIRST):
+            stepper.step()
+        times.append(now() - start)
+    return times[0] / times[2]
 
 
 def block_steps(stepper: Stepper) -> int:

@@ -15,7 +15,9 @@ from ddpnopt.lab.timing.growth import MODERATE, Growth
 from ddpnopt.lab.timing.profiles import Place
 from ddpnopt.lab.timing.speed import Cost, middle_half, relative
 
-HEADINGS = ("method", "time / SGD", "quartiles", "ms per step", "memory / SGD", "peak MB")
+HEADINGS = (
+    "method", "time / SGD", "quartiles", "ms per step", "first 20 / later", "repeated", "memory / SGD", "peak MB"
+)  # fmt: skip
 PROFILE_HEADINGS = ("phase", "function", "share")
 BASE_HEADINGS = ("method", "without feedback", "time / without", "quartiles")
 SMALLEST_SHARE = 0.02
@@ -32,13 +34,15 @@ def groups(costs: Iterable[Cost]) -> dict[str, list[Cost]]:
 def cells(cost: Cost) -> list[str]:
     """One row as text."""
     if not cost.applies:
-        return [cost.method.timing_label, *["–"] * 5]
+        return [cost.method.timing_label, *["–"] * (len(HEADINGS) - 1)]
     low, high = cost.quartiles
     return [
         cost.method.timing_label,
         f"{cost.ratio:.2f}",
         f"{low:.2f} – {high:.2f}",
         f"{cost.milliseconds:.2f}",
+        "–" if math.isnan(cost.start) else f"{cost.start:.2f}",
+        f"{cost.repeated:.0%}",
         f"{cost.memory_ratio:.2f}",
         f"{cost.bytes / 1e6:.3g}",
     ]
@@ -134,6 +138,8 @@ def records(costs: Sequence[Cost]) -> list[dict[str, Any]]:
             "time_ratio_q1": cost.quartiles[0],
             "time_ratio_q3": cost.quartiles[1],
             "milliseconds": cost.milliseconds,
+            "first_20_to_later": cost.start,
+            "repeated": cost.repeated,
             "memory_ratio": cost.memory_ratio,
             "peak_bytes": cost.bytes or math.nan,
             "rounds": len(cost.seconds),

@@ -25,7 +25,7 @@ class DoesNotApplyError(Exception):
 
 # A single batch would soon be fitted exactly, and a method that checks its steps would spend its time on steps that do
 # not occur in training.
-BATCHES = 8
+BATCHES = 32
 
 
 class Stepper:
@@ -39,13 +39,11 @@ class Stepper:
         self.x, self.y = next(self.batches)
         self.method = method
         self.optimizer = method.build_timed(self.model)
-        self.start = [p.detach().clone() for p in self.model.parameters()]
 
-    def reset(self) -> None:
-        """Restore the initial weights."""
-        with torch.no_grad():
-            for p, start in zip(self.model.parameters(), self.start, strict=True):
-                p.copy_(start)
+    @property
+    def repeated(self) -> int:
+        """Steps so far whose forward sweep ran more than once."""
+        return getattr(getattr(self.optimizer, "report", None), "shortened", 0)
 
     def forward(self) -> Tensor:
         return F.cross_entropy(self.model(self.x), self.y)
@@ -65,8 +63,8 @@ class Stepper:
         self.update()
 
 
-def ready(method: Method, network: Network, batch_size: int) -> Stepper:
-    """A stepper after its warm-up, or `DoesNotApplyError`."""
+def ready(method: Method, network: Network, batch_size: int, *, warm: bool = True) -> Stepper:
+    """A stepper after its warm-up, or at its first step; `DoesNotApplyError` where there is none."""
     if method.missing is not None:
         raise DoesNotApplyError(method.missing)
     if method.timing.square:
@@ -74,7 +72,7 @@ def ready(method: Method, network: Network, batch_size: int) -> Stepper:
     with warnings.catch_warnings(), reasons(method):
         warnings.simplefilter("ignore")  # which parameters go without feedback does not matter here
         stepper = (method.timing.stepper or Stepper)(method, network, batch_size)
-        for _ in range(method.timing.warm_up):
+        for _ in range(method.timing.warm_up if warm else 0):
             stepper.step()
     return stepper
 
