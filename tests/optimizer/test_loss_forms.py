@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_forms import CERTAIN, OTHER, WITH_VALUE, Case
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ddpnopt.ddp.loss import AnyLoss, Loss, UnknownLoss
 from ddpnopt.ddp.recognise import recognise
+from ddpnopt.ddp.recognise_binary import hard_targets
 
 FACTORS = [1.0, 0.01, 100.0, 1 / 3]
 NARROW = {torch.float16: 0.03, torch.bfloat16: 0.15}
@@ -164,3 +166,27 @@ def test_scaled_losses() -> None:
     z, y = torch.randn(6, 3), torch.randn(6, 3)
     loss = Loss("squared_error", y, 0.25)
     torch.testing.assert_close(loss.scaled(4).per_sample(z), (z - y).square().sum(1))
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_a_temperature_is_found_when_nearly_all_samples_are_fitted(factor: float) -> None:
+    y = torch.randint(10, (64,))
+    z = 4 * torch.randn(64, 10)
+    z[torch.arange(64), y] += 25  # two samples of 64 have most of the gradient
+    case = Case(z, lambda z: F.cross_entropy(z / 2.5, y), lambda z: F.cross_entropy(z / 2.5, y, reduction="none") / 64)
+    for handed_over in (False, True):
+        found, z = found_in(case, factor, torch.float32, handed_over)
+        assert isinstance(found, Loss)
+        assert (found.kind, found.certain) == ("cross_entropy", True)
+        assert found.temperature == pytest.approx(2.5, rel=1e-3)
+        check_shares(found, case, z, factor, 1e-2)
+
+
+def test_a_group_of_one_small_element_does_not_make_other_gradients_a_binary_cross_entropy() -> None:
+    y = torch.arange(64) % 10
+    z = 3 * torch.randn(64, 10)
+    z[torch.arange(64), y] += 15
+    z = z.requires_grad_()
+    q = torch.autograd.grad(F.cross_entropy(z / 2.5, y), z)[0].detach()
+    p = torch.sigmoid(z.detach())
+    assert hard_targets(p, torch.sigmoid(-z.detach()), q, 1e-4) is None

@@ -219,13 +219,16 @@ def _class_weights_and_smoothing(S: Tensor, Q: Tensor, uniform: float, tol: floa
 def _with_temperature(z: Tensor, q: Tensor, dim: int, tol: float) -> Iterator[Loss]:
     """Hard targets and softmax(z / T): off the label log q is linear in z, with slope 1 / T."""
     label = q.argmin(dim, keepdim=True)
-    off = ~_one_hot(label, q, dim).bool() & (q > q.abs().amax() * 10 * tol**0.5)
-    number = off.sum(dim, keepdim=True).clamp_min(1)
+    top = q.abs().amax()
+    off = ~_one_hot(label, q, dim).bool() & (q > 10 * tol * top)
+    # the logarithm of a small gradient is inaccurate: each counts by the square of its size
+    counts = torch.where(off, q / top, 0.0).double().square()
+    number = counts.sum(dim, keepdim=True).clamp_min(1e-300)
     log_q = torch.where(off, q.clamp_min(torch.finfo(q.dtype).tiny).log(), 0.0).double()
-    z_off = torch.where(off, z, 0.0).double()
-    centred_z = (z_off - z_off.sum(dim, keepdim=True) / number) * off
-    centred_q = (log_q - log_q.sum(dim, keepdim=True) / number) * off
-    inverse = float((centred_z * centred_q).sum() / centred_z.square().sum().clamp_min(1e-300))
+    centred_z = z.double() - (counts * z).sum(dim, keepdim=True) / number
+    centred_q = log_q - (counts * log_q).sum(dim, keepdim=True) / number
+    slope = (counts * centred_z * centred_q).sum()
+    inverse = float(slope / (counts * centred_z.square()).sum().clamp_min(1e-300))
     if not inverse > 0:
         return
     found = _weighted(torch.softmax(z * inverse, dim), q, dim, tol, 1 / inverse)
