@@ -190,3 +190,20 @@ def test_a_group_of_one_small_element_does_not_make_other_gradients_a_binary_cro
     q = torch.autograd.grad(F.cross_entropy(z / 2.5, y), z)[0].detach()
     p = torch.sigmoid(z.detach())
     assert hard_targets(p, torch.sigmoid(-z.detach()), q, 1e-4) is None
+
+
+def test_a_loss_below_zero_is_taken_alike_at_any_scale() -> None:
+    z, t = torch.randn(24, 2), 0.1 * torch.randn(24)
+    z[:, 1] -= 3
+
+    def loss(z: Tensor) -> Tensor:
+        return F.gaussian_nll_loss(0.1 * z[:, 0], t, F.softplus(z[:, 1]))
+
+    shares = []
+    for factor in (1.0, 0.01, 100.0):
+        found, seen = found_in(Case(z, loss), factor, torch.float32, True)
+        assert float(loss(seen)) < 0
+        assert (found.kind, found.certain) == ("unknown", False)
+        shares.append(found.per_sample(seen) / factor)
+    torch.testing.assert_close(shares[1], shares[0])
+    torch.testing.assert_close(shares[2], shares[0])

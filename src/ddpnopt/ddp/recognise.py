@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt.ddp import recognise_binary as binary
-from ddpnopt.ddp.evidence import has_usual_scale, is_round, shared_magnitude, tolerance
+from ddpnopt.ddp.evidence import has_usual_scale, is_round, shared_magnitude, tolerance, within_reach
 from ddpnopt.ddp.loss import AnyLoss, Loss, UnknownLoss
 from ddpnopt.ddp.recognise_classes import cross_entropy
 
@@ -86,7 +86,9 @@ def _other(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) ->
     """A squared error if the loss says so, or if it is not known and nothing speaks against it."""
     size = float(q.double().square().sum())
     usual = 1.0 / max(z.numel(), 1) if mean else 1.0
-    if total is None or total <= 0 or size == 0:  # a loss below zero has its minimum anywhere
+    if total is not None and total <= 0 < size:  # a loss below zero, such as a likelihood, has its minimum anywhere
+        return UnknownLoss.adding_up_to(within_reach(z, q), z, q)
+    if total is None or size == 0:
         if shared_magnitude(q, tol):
             return UnknownLoss.adding_up_to(size / (4 * usual), z, q)
         return Loss("squared_error", z - q / (2 * usual), usual, certain=size == 0)
