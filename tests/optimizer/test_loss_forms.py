@@ -207,3 +207,18 @@ def test_a_loss_below_zero_is_taken_alike_at_any_scale() -> None:
         shares.append(found.per_sample(seen) / factor)
     torch.testing.assert_close(shares[1], shares[0])
     torch.testing.assert_close(shares[2], shares[0])
+
+
+def test_an_unknown_loss_whose_gradient_vanishes_does_not_ask_for_outputs_far_away() -> None:
+    t = (torch.rand(24, 8) < 0.5).float()
+
+    def dice(z: Tensor) -> Tensor:
+        p = torch.sigmoid(z)
+        return 1 - ((2 * (p * t).sum(1) + 1) / (p.sum(1) + t.sum(1) + 1)).mean()
+
+    found, z = found_in(Case(12 * torch.randn(24, 8).sign() + torch.randn(24, 8), dice), 1.0, torch.float32, True)
+    assert isinstance(found, UnknownLoss)
+    assert float(dice(z)) > 0.2
+    wanted = found.residual.square() / found.q.norm(dim=1).clamp_min(1e-30)  # how far the outputs would have to go
+    share = found.q.norm(dim=1) / found.q.norm(dim=1).sum()
+    assert float((share * wanted).sum()) < 100 * float(z.norm(dim=1).mean())

@@ -57,5 +57,6 @@ def shared_magnitude(q: Tensor, tol: float) -> bool:
 def within_reach(z: Tensor, q: Tensor) -> float:
     """What the loss would lose, to first order, if the outputs went down their gradient by half of their own spread."""
     rows = z.reshape(len(z), -1).double()
-    spread = float((rows - rows.mean(0)).square().mean().sqrt()) or float(rows.square().mean().sqrt()) or 1.0
+    spread = float((rows - rows.mean(0)).norm(dim=1).square().mean().sqrt())
+    spread = spread or float(rows.norm(dim=1).square().mean().sqrt()) or 1.0
     return 0.5 * spread * float(q.reshape(len(q), -1).double().norm(dim=1).sum())

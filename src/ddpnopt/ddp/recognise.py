@@ -18,6 +18,8 @@ from ddpnopt.ddp.evidence import has_usual_scale, is_round, shared_magnitude, to
 from ddpnopt.ddp.loss import AnyLoss, Loss, UnknownLoss
 from ddpnopt.ddp.recognise_classes import cross_entropy
 
+FAR = 10.0  # times what is within reach of the outputs is the most that a loss of unknown form is taken to be
+
 
 def recognise(
     z: Tensor, q: Tensor, mean: bool, total: float | None = None, precision: torch.dtype | None = None
@@ -93,8 +95,8 @@ def _other(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) ->
             return UnknownLoss.adding_up_to(size / (4 * usual), z, q)
         return Loss("squared_error", z - q / (2 * usual), usual, certain=size == 0)
     scale = size / (4 * total)  # of loss = scale * sum (z - t)^2
-    if not has_usual_scale(scale, q, tol):
-        return UnknownLoss.adding_up_to(total, z, q)
+    if not has_usual_scale(scale, q, tol):  # its minimum may lie far above zero, where the gradient vanishes (Dice)
+        return UnknownLoss.adding_up_to(min(total, FAR * within_reach(z, q)), z, q)
     weight: Tensor | float = scale
     if abs(scale - usual) <= tol * usual:
         weight = scale = usual
