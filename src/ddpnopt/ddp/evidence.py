@@ -22,6 +22,11 @@ def enough(tol: float) -> int:
     return max(3, math.ceil(8 / -math.log10(tol)))
 
 
+def says_something(q: Tensor, weight: float, tol: float) -> bool:
+    """Whether a gradient w (p - t) is large enough to tell hard targets from outputs that are saturated for any loss."""
+    return float(q.abs().amax()) > 5 * tol * weight
+
+
 def is_round(factor: float, tol: float, first_digits: tuple[float, ...] = ()) -> bool:
     """Whether a factor is one that people write: 2, 0.05, 1/3, 1/32, …, or begins with one of the given digits."""
     if not (math.isfinite(factor) and factor > 0):

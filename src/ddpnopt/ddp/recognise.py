@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt.ddp import recognise_binary as binary
-from ddpnopt.ddp.evidence import has_usual_scale, is_round, shared_magnitude, tolerance, within_reach
+from ddpnopt.ddp.evidence import has_usual_scale, is_round, says_something, shared_magnitude, tolerance, within_reach
 from ddpnopt.ddp.loss import AnyLoss, Loss, UnknownLoss
 from ddpnopt.ddp.recognise_classes import cross_entropy
 
@@ -62,7 +62,7 @@ def _binary_cross_entropy(z: Tensor, q: Tensor, mean: bool, tol: float, total: f
     p = torch.sigmoid(z)
     t = p - q / weight
     if bool((torch.minimum(t.abs(), (t - 1).abs()) < max(tol, 1e-3)).all()):
-        yield Loss(kind, t.round(), weight)
+        yield Loss(kind, t.round(), weight, certain=says_something(q, weight, max(tol, 1e-3)))
         return
     if not bool((q != 0).any()):
         return

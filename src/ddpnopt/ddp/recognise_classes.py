@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ddpnopt.ddp.evidence import enough
+from ddpnopt.ddp.evidence import enough, says_something
 from ddpnopt.ddp.loss import Loss
 from ddpnopt.ddp.recognise_binary import hard_targets, two_targets
 
@@ -30,7 +30,8 @@ def cross_entropy(z: Tensor, q: Tensor, dim: int, mean: bool, tol: float, total:
     label = t.argmax(dim, keepdim=True)
     hard = _one_hot(label, t, dim)
     if float((t - hard).abs_().amax()) <= tol:  # the common case first
-        yield Loss("cross_entropy", hard, uniform, dim, label[:, 0] if z.dim() == 2 else None)
+        certain = says_something(q, uniform, tol)
+        yield Loss("cross_entropy", hard, uniform, dim, label[:, 0] if z.dim() == 2 else None, certain=certain)
         return
     size = q.abs().amax()
     row = torch.maximum(q.abs().sum(dim), size)
