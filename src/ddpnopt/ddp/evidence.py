@@ -23,7 +23,7 @@ def enough(tol: float) -> int:
 
 
 def says_something(q: Tensor, weight: float, tol: float) -> bool:
-    """Whether a gradient w (p - t) is large enough to tell hard targets from outputs that are saturated for any loss."""
+    """Whether a gradient w (p - t) is large enough to tell hard targets from saturated outputs of any loss."""
     return float(q.abs().amax()) > 5 * tol * weight
 
 

@@ -43,7 +43,7 @@ def _weights(group: Tensor, d: Tensor, q: Tensor, live: Tensor, tol: float) -> T
 
     number, total = sums(torch.ones_like(size)), sums(distance)
     w = sums(size) / total.clamp_min(torch.finfo(q.dtype).tiny)
-    # p - t is rounded in units of 1: beside the gradients' own error, a hundredth of the tolerance at the group's weight
+    # p - t is rounded in units of 1: besides the gradients' own error, 0.01 of the tolerance at the group's weight
     slack = tol * size.amax() + 0.01 * tol * w[index] if len(size) else tol
     if not bool(((size - w[index] * distance).abs() <= slack).all()):
         return None
