@@ -222,3 +222,12 @@ def test_an_unknown_loss_whose_gradient_vanishes_does_not_ask_for_outputs_far_aw
     wanted = found.residual.square() / found.q.norm(dim=1).clamp_min(1e-30)  # how far the outputs would have to go
     share = found.q.norm(dim=1) / found.q.norm(dim=1).sum()
     assert float((share * wanted).sum()) < 100 * float(z.norm(dim=1).mean())
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_a_hinge_over_classes_is_not_a_cross_entropy_at_a_high_temperature(factor: float) -> None:
+    y = torch.randint(10, (64,))
+    found, _ = found_in(
+        Case(0.1 * torch.randn(64, 10), lambda z: F.multi_margin_loss(z, y)), factor, torch.float32, True
+    )
+    assert (found.kind, found.certain) == ("unknown", False)

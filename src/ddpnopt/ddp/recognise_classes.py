@@ -230,7 +230,8 @@ def _with_temperature(z: Tensor, q: Tensor, dim: int, tol: float) -> Iterator[Lo
     centred_q = log_q - (counts * log_q).sum(dim, keepdim=True) / number
     slope = (counts * centred_z * centred_q).sum()
     inverse = float(slope / (counts * centred_z.square()).sum().clamp_min(1e-300))
-    if not inverse > 0:
+    varies = (counts * centred_q.square()).sum() > (10 * tol) ** 2 * counts.sum()  # by more than rounding
+    if not inverse > 0 or not bool(varies):
         return
     found = _weighted(torch.softmax(z * inverse, dim), q, dim, tol, 1 / inverse)
     if found is not None:
