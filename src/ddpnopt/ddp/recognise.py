@@ -18,7 +18,7 @@ from ddpnopt.ddp.evidence import has_usual_scale, is_round, says_something, shar
 from ddpnopt.ddp.loss import AnyLoss, Loss, UnknownLoss
 from ddpnopt.ddp.recognise_classes import cross_entropy
 
-FAR = 10.0  # times what is within reach of the outputs is the most that a loss of unknown form is taken to be
+FAR = 2.0  # times what is within reach of the outputs is the most that a loss of unknown form is taken to be
 
 
 def recognise(
