@@ -24,7 +24,7 @@ from loss_tasks import TASKS  # noqa: E402
 
 from ddpnopt.lab.tables import markdown_table  # noqa: E402
 
-STEPS = 300
+STEPS = 150
 WITHIN = 0.9  # of AdamW's decrease
 HEAD = """# Losses, one by one
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ddpnopt.errors import OptionError
 from ddpnopt.trace.hooks import Capture
 from ddpnopt.trace.rescaling import scale, scaler_factor
+from ddpnopt.trace.untouched import warn_of_change
 
 
 def loss_value(loss: Any, *, given: bool) -> float | None:
@@ -65,9 +66,13 @@ class HookedOptimizer(torch.optim.Optimizer):
         self._loss_value = loss_value(returned if loss is None else loss, given=loss is not None)
         if self._loss_value is None:
             self._loss_value = self._seen_loss()
+        changed = self._capture.untouched.was_changed() and not hasattr(self, "found_inf")
         try:
             if not hasattr(self, "found_inf") or self._unscaled():  # set by a GradScaler
                 self._attempt()
+            if changed and self._capture.skip_weight_grads:
+                self._capture.skip_weight_grads = False
+                warn_of_change()
         finally:
             self._loss_value = None
             self._capture.arrivals.clear()

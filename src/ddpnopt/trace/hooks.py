@@ -40,6 +40,7 @@ from ddpnopt.trace.recording import (
 )
 from ddpnopt.trace.replay import Playback, rng_state
 from ddpnopt.trace.rescaling import watch_overflow
+from ddpnopt.trace.untouched import Untouched
 
 
 class _Source(torch.autograd.Function):
@@ -143,6 +144,7 @@ class Capture(Intercepting):
         }
         super().__init__(model, layers, set() if input_gradients_from == inf else large, reuse=reuse)
         self.skip_weight_grads = skip_weight_grads
+        self.untouched = Untouched()
         self.enabled = True
         self.keep_outputs = True  # h itself until its gradient arrives: the ledger needs <p_h, h>
         self._without_grad: list[nn.Parameter] = []  # whose weight gradient is being skipped at the moment
@@ -330,4 +332,6 @@ class Capture(Intercepting):
         on_gradient(source, partial(arrived_at_layer, recording, record))
         if record.skipped and recording.autocast[0]:
             watch_overflow(record, source)
+        if record.skipped and self.untouched.steps_left and self.wrapper is None:
+            on_gradient(source, partial(self.untouched.leave, record))
         return h
