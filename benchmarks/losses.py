@@ -24,7 +24,7 @@ from loss_tasks import TASKS  # noqa: E402
 
 from ddpnopt.lab.tables import markdown_table  # noqa: E402
 
-STEPS = 150
+STEPS = 300
 WITHIN = 0.9  # of AdamW's decrease
 HEAD = """# Losses, one by one
 
@@ -37,7 +37,7 @@ DDPNOpt. One seed.
 
 {summary}
 
-Written by `python benchmarks/losses.py`; all runs are in `results/losses/losses.csv`.
+Written by `python benchmarks/losses.py --steps {steps}`; all runs are in `results/losses/losses.csv`.
 
 """
 COLUMNS = (

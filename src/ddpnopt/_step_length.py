@@ -68,5 +68,7 @@ def keep_update(step: Step) -> None:
     assert step.recording is not None
     old = [u for stage in step.stages for u in stage.u]
     torch._foreach_sub_(old, [w.detach() for stage in step.stages for w in stage.weights])
+    for state in step.opt.state.values():  # a layer that took no part has nothing left to do from this step
+        state.pop("update", None)
     for stage, record in zip(step.stages, step.recording.layers, strict=True):
         step.opt.state[record.parameters[0]]["update"] = stage.u

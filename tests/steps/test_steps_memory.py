@@ -119,3 +119,30 @@ def test_weight_decay_of_any_size_shrinks_without_overshooting(decay: float) -> 
         other.step()
     assert sizes[-1] < weights(free).norm().item()
     assert opt.report.undone == 0
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.heads = nn.Linear(6, 8), nn.ModuleList([nn.Linear(8, 3), nn.Linear(8, 3)])
+
+    def forward(self, x: Tensor, which: int) -> Tensor:
+        out: Tensor = self.heads[which](self.body(x).tanh())
+        return out
+
+
+def test_a_layer_that_skips_a_step_starts_the_next_one_without_memory() -> None:
+    """Its last update is that of another step, with another fraction, than the one that the memory is measured on."""
+    model = TwoHeads()
+    opt = DDPNOpt(model)
+    x, y = torch.randn(16, 6), torch.arange(16) % 3
+    for which in (0, 0, 1):
+        opt.zero_grad()
+        F.cross_entropy(model(x, which), y).backward()
+        opt.step()
+    first, second = (head.weight for head in model.heads)
+    assert isinstance(first, nn.Parameter)
+    assert isinstance(second, nn.Parameter)
+    assert "update" not in opt.state[first]
+    assert "update" in opt.state[second]
+    assert "update" in opt.state[model.body.weight]
