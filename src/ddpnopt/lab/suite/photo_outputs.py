@@ -16,11 +16,13 @@ from ddpnopt.lab.suite.task import Batch, Setup, Splits, suite_task
 
 
 def clean_patches(scale: float = 1.0) -> Splits:
-    """Patches of 16x16 without noise, about the mean grey and divided by `scale`."""
+    """Patches of 16x16 without noise, each about its mean grey and divided by `scale`."""
+
+    def prepared(data: Batch) -> Batch:
+        return ((data[1] - data[1].mean((2, 3), keepdim=True)) / scale,)
+
     parts = photo_patches(16, 0.0)
-    centre = parts.train[1].mean()
-    train, validation, test = (((y - centre) / scale,) for _, y in (parts.train, parts.validation, parts.test))
-    return Splits(train, validation, test)
+    return Splits(prepared(parts.train), prepared(parts.validation), prepared(parts.test))
 
 
 class MaskedAutoencoder(nn.Module):
@@ -60,8 +62,8 @@ def hidden_patch_error(model: nn.Module, batch: Batch) -> Tensor:
 
 @suite_task("patches", "squared error", "lower", steps=500, batch_size=40, sealed=True)
 def masked_autoencoder() -> Setup:
-    """Ten of the sixteen patches of a photograph's part are hidden; chance is the mean grey."""
-    splits = clean_patches(0.25)
+    """Ten of the sixteen patches of a photograph's part are hidden; chance is its mean grey."""
+    splits = clean_patches(0.1)
     chance = splits.test[0].square().mean().item()
     model = MaskedAutoencoder()
     return Setup(model, splits, hidden_patch_error, lambda net, data: hidden_patch_error(net, data).item(), chance)
@@ -88,8 +90,7 @@ def super_resolution() -> Setup:
         nn.Conv2d(24, 4, 3, padding=1),
         nn.PixelShuffle(2),
     )
-    y = splits.test[1]
-    chance = decibels(F.mse_loss(y.mean((2, 3), keepdim=True).expand_as(y), y).item())
+    chance = decibels(splits.test[1].square().mean().item())
     return Setup(model, splits, loss, lambda net, data: decibels(squared_error(net, data)), chance)
 
 

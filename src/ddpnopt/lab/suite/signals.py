@@ -23,7 +23,7 @@ def tones(number: int = 3500, length: int = 64) -> Splits:
 
     band = 5 + 2.5 * label + 2 * torch.rand(number, generator=source)
     slow = 0.5 + 2 * torch.rand(number, generator=source)
-    x = wave(band) + 1.5 * wave(slow) + 0.7 * torch.randn(number, length, generator=source)
+    x = wave(band) + 1.5 * wave(slow) + 1.4 * torch.randn(number, length, generator=source)
     return split((x[:, None], label), 500, 800)
 
 

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpnopt.lab.suite.data import digits, generator, split
-from ddpnopt.lab.suite.embeddings import nearest_centre
-from ddpnopt.lab.suite.measures import error_of_mean, majority_accuracy
+from ddpnopt.lab.suite.measures import error_of_mean
 from ddpnopt.lab.suite.task import Batch, Setup, Splits, suite_task
 
 
@@ -20,23 +19,27 @@ def view(x: Tensor) -> Tensor:
     return shifted * (0.7 + 0.6 * torch.rand(len(x), 1, 1, 1)) + 0.15 * torch.randn_like(x)
 
 
-@suite_task("embeddings", "accuracy %", "higher", steps=250, batch_size=64, sealed=True)
+@suite_task("embeddings", "accuracy %", "higher", steps=300, batch_size=64, sealed=True)
 def two_views() -> Setup:
-    """Two views of a digit are to be nearer than those of the 63 others (SimCLR); labels are only for the metric."""
+    """Two views of a digit are to be nearer than those of the 63 others (SimCLR); measured among the held-out ones."""
+
+    def codes(model: nn.Module, data: Batch) -> Tensor:
+        return F.normalize(model(torch.cat([view(data[0]), view(data[0])])), dim=1)
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
-        (x,) = batch
-        code = F.normalize(model(torch.cat([view(x), view(x)])), dim=1)
-        similarity = (code @ code.T / 0.2).fill_diagonal_(-torch.inf)
-        target = torch.arange(2 * len(x)).roll(len(x))
-        return F.cross_entropy(similarity, target)
+        code = codes(model, batch)
+        similarity = (code @ code.T / 0.2).masked_fill(torch.eye(len(code), dtype=torch.bool), -torch.inf)
+        return F.cross_entropy(similarity, torch.arange(len(code)).roll(len(code) // 2))
+
+    def found(model: nn.Module, data: Batch) -> float:
+        first, second = codes(model, data).chunk(2)
+        return 100 * ((first @ second.T).argmax(1) == torch.arange(len(first))).double().mean().item()
 
     def pictures(data: Batch) -> Batch:
-        return data[0][:, None], data[1]
+        return (data[0][:, None],)
 
     parts = digits()
-    labelled = pictures(parts.train)
-    splits = Splits(labelled[:1], pictures(parts.validation), pictures(parts.test))
+    splits = Splits(pictures(parts.train), pictures(parts.validation), pictures(parts.test))
     model = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.ReLU(),
@@ -47,7 +50,7 @@ def two_views() -> Setup:
         nn.ReLU(),
         nn.Linear(64, 16),
     )
-    return Setup(model, splits, loss, nearest_centre(labelled), majority_accuracy(parts.test[1]))
+    return Setup(model, splits, loss, found, chance=100 / len(splits.test[0]))
 
 
 class Taste(nn.Module):
