@@ -104,15 +104,17 @@ def test_the_key_follows_the_definition_and_not_its_wording() -> None:
     reworded = 'def f(x):\n    """Twice as much."""\n\n    return (2 * x)\n'
     assert definitions.statements(source) == definitions.statements(reworded)
     assert definitions.statements(source) != definitions.statements(source.replace("2 *", "3 *"))
+    sealed = '@suite_task("labels", steps=3, sealed=True)\ndef f(): ...\n'
+    assert definitions.statements(sealed) == definitions.statements(sealed.replace(", sealed=True", ""))
+    assert definitions.statements(sealed) != definitions.statements(sealed.replace("steps=3", "steps=4"))
     assert RunConfig("adam", SuiteRunTask("wine")).settings["definition"] == definitions.definition("wine")
 
 
 def test_the_definition_covers_what_a_task_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = {module.__name__.rpartition(".")[2] for module in definitions.closure(variants)}
     assert parts == {"data", "fully_connected", "measures", "task", "variants", "vision"}
-    assert {definitions.definition(name) for name in TASKS if TASKS[name].family == "labels"} == {
-        definitions.definition("multi_label")
-    }
+    assert {definitions.definition(task.name) for task in variants.TASKS} == {definitions.definition("multi_label")}
+    assert definitions.definition("survival") != definitions.definition("multi_label")
     original = definitions.inspect.getsource
 
     def edited(module: ModuleType) -> str:

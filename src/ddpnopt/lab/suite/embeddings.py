@@ -83,7 +83,7 @@ class TwoEncoders(nn.Module):
         return self.log_scale.exp() * a @ b.T
 
 
-@suite_task("embeddings", "accuracy %", "higher", steps=400, batch_size=50, sealed=True)
+@suite_task("embeddings", "accuracy %", "higher", steps=400, batch_size=50)
 def matching_halves() -> Setup:
     """Which right half of a digit belongs to which left half, among the 50 of a batch (CLIP's loss)."""
 

@@ -48,7 +48,7 @@ def digits_tanh() -> Setup:
     return classifier(dense([64, 20, 20, 20, 20, 10], nn.Tanh), flat_digits(0.3))
 
 
-@suite_task("fully connected", "nats", "lower", steps=300, batch_size=16, sealed=True)
+@suite_task("fully connected", "nats", "lower", steps=300, batch_size=16)
 def wine() -> Setup:
     """Wine from 60 samples and noise, measured by the cross-entropy: 60 test samples are few for accuracy."""
     bunch = load_wine()
@@ -88,7 +88,7 @@ def deep_tanh_20() -> Setup:
     return classifier(dense([64, *[32] * 19, 10], nn.Tanh), flat_digits(0.2))
 
 
-@suite_task("plain deep", "accuracy %", "higher", steps=600, batch_size=64, sealed=True)
+@suite_task("plain deep", "accuracy %", "higher", steps=600, batch_size=64)
 def deep_sigmoid_6() -> Setup:
     """Six layers of sigmoids, whose gradients vanish."""
     return classifier(dense([64, *[32] * 5, 10], nn.Sigmoid), flat_digits(0.2))

@@ -106,7 +106,7 @@ def denoising_loss(model: nn.Module, batch: Batch) -> Tensor:
     return F.mse_loss(model(signal * x + level * noise, torch.cat([signal, level], 1)), noise)
 
 
-@suite_task("generative", "squared error", "lower", steps=600, batch_size=64, sealed=True)
+@suite_task("generative", "squared error", "lower", steps=600, batch_size=64)
 def diffusion_digits() -> Setup:
     """Diffusion of digits; each held-out digit is measured with eight draws of the noise."""
 
@@ -192,7 +192,7 @@ def decibels(error: float) -> float:
     return -10 * math.log10(max(error, 1e-12)) if error < math.inf else math.nan
 
 
-@suite_task("dense prediction", "dB", "higher", steps=250, batch_size=25, sealed=True)
+@suite_task("dense prediction", "dB", "higher", steps=250, batch_size=25)
 def photo_denoising() -> Setup:
     """Five convolutions predict the noise of a patch, which is subtracted (DnCNN)."""
 

@@ -105,7 +105,7 @@ def rnn_digit_columns() -> Setup:
     return classifier(LayerWithHead(nn.RNN(4, 48, batch_first=True), 10, every=False), splits)
 
 
-@suite_task("recurrent", "nats", "lower", steps=300, batch_size=16, sealed=True)
+@suite_task("recurrent", "nats", "lower", steps=300, batch_size=16)
 def lstm_characters() -> Setup:
     """The characters of Python code with an LSTM."""
     splits, characters, chance = source_text()

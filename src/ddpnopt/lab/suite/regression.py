@@ -42,7 +42,7 @@ def noisy_table() -> Setup:
     return Setup(model, splits, mean_squared_error, squared_error, error_of_mean(splits.train[1], splits.test[1]))
 
 
-@suite_task("regression", "squared error", "lower", steps=400, batch_size=32, sealed=True)
+@suite_task("regression", "squared error", "lower", steps=400, batch_size=32)
 def multiple_outputs() -> Setup:
     """Eight outputs of a random network, the error summed over outputs and averaged over samples."""
     source = generator(42)
@@ -78,7 +78,7 @@ def diabetes_scaled_loss() -> Setup:
     return Setup(model, splits, loss, squared_error, error_of_mean(splits.train[1], splits.test[1]))
 
 
-@suite_task("regression", "nats", "lower", steps=400, batch_size=50, sealed=True)
+@suite_task("regression", "nats", "lower", steps=400, batch_size=50)
 def mean_and_variance() -> Setup:
     """Predict mean and variance where the noise depends on the input: Gaussian likelihood."""
     source = generator(43)

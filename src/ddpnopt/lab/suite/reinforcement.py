@@ -118,7 +118,7 @@ def policy_gradient() -> Setup:
     return Setup(dense([64, 64, 10]), flat_digits(0.2), loss, expected_reward, chance=10.0)
 
 
-@suite_task("reinforcement", "reward %", "higher", steps=400, batch_size=64, sealed=True)
+@suite_task("reinforcement", "reward %", "higher", steps=400, batch_size=64)
 def logged_bandit() -> Setup:
     """The same bandit from logged actions of a random policy, each four times: importance-weighted reward."""
     splits = flat_digits(0.2)

@@ -3,19 +3,51 @@
 from __future__ import annotations
 
 from ddpnopt.lab.suite import (
+    actor_critic,
+    counting,
+    densities,
     embeddings,
     fully_connected,
     generative,
+    keypoints,
+    likelihoods,
+    photo_outputs,
     recurrent,
     regression,
     reinforcement,
+    sequences,
+    sets_and_graphs,
+    signals,
+    tabular,
     tokens,
     variants,
+    views,
     vision,
 )
 from ddpnopt.lab.suite.task import SuiteTask
 
-MODULES = (fully_connected, vision, tokens, recurrent, generative, regression, variants, embeddings, reinforcement)
+MODULES = (
+    fully_connected,
+    vision,
+    tokens,
+    recurrent,
+    generative,
+    regression,
+    variants,
+    embeddings,
+    reinforcement,
+    tabular,
+    signals,
+    counting,
+    sequences,
+    densities,
+    photo_outputs,
+    keypoints,
+    likelihoods,
+    sets_and_graphs,
+    views,
+    actor_critic,
+)
 
 TASKS: dict[str, SuiteTask] = {task.name: task for module in MODULES for task in module.TASKS}
 

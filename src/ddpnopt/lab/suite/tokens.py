@@ -159,7 +159,7 @@ class BagOfTokens(nn.Module):
         return self.head(F.relu(self.hidden(self.norm(self.embedding(tokens).mean(1)))))
 
 
-@suite_task("tokens", "accuracy %", "higher", steps=400, batch_size=32, sealed=True)
+@suite_task("tokens", "accuracy %", "higher", steps=400, batch_size=32)
 def bag_of_tokens() -> Setup:
     """Documents of 24 words from class-dependent word frequencies with a long tail of rare words."""
     words, classes, number = 800, 8, 3000

@@ -67,7 +67,7 @@ def label_noise() -> Setup:
     return classifier(plain_cnn(1, 10, 12), Splits((x, noisy), splits.validation, splits.test))
 
 
-@suite_task("labels", "accuracy %", "higher", steps=400, batch_size=50, sealed=True)
+@suite_task("labels", "accuracy %", "higher", steps=400, batch_size=50)
 def smoothing_and_augmentation() -> Setup:
     """Smoothed labels, shifted and mirrored pictures."""
 
@@ -92,7 +92,7 @@ def batch_of_four() -> Setup:
     return classifier(dense([64, 64, 64, 10]), flat_digits(0.3))
 
 
-@suite_task("batch size", "nats", "lower", steps=300, batch_size=8, sealed=True)
+@suite_task("batch size", "nats", "lower", steps=300, batch_size=8)
 def batch_of_eight_dropout() -> Setup:
     """Breast cancer with few features and noise, eight per batch, with dropout."""
     bunch = load_breast_cancer()

@@ -154,7 +154,7 @@ def cnn_shapes() -> Setup:
     return classifier(plain_cnn(3, 8), textured_shapes())
 
 
-@suite_task("convolutional", "accuracy %", "higher", steps=400, batch_size=50, sealed=True)
+@suite_task("convolutional", "accuracy %", "higher", steps=400, batch_size=50)
 def cnn_tanh() -> Setup:
     """LeNet's way: tanh, averaging pools, and the loss written as log-softmax and `nll_loss`."""
 
@@ -183,7 +183,7 @@ def resnet_batch_norm() -> Setup:
     return classifier(residual_cnn(3, 8, "batch"), textured_shapes())
 
 
-@suite_task("residual", "accuracy %", "higher", steps=300, batch_size=50, sealed=True)
+@suite_task("residual", "accuracy %", "higher", steps=300, batch_size=50)
 def resnet_group_norm() -> Setup:
     """Residual blocks with group norm."""
     return classifier(residual_cnn(3, 8, "group"), textured_shapes())
@@ -219,7 +219,7 @@ def vit() -> Setup:
     return classifier(SmallViT(1, 16, 10), scattered_digits(16, 0.1, 4))
 
 
-@suite_task("patches", "accuracy %", "higher", steps=500, batch_size=50, sealed=True)
+@suite_task("patches", "accuracy %", "higher", steps=500, batch_size=50)
 def mixer() -> Setup:
     """An MLP-mixer of two blocks."""
     return classifier(MLPMixer(3, 16, 8), textured_shapes())
