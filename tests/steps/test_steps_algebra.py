@@ -30,13 +30,18 @@ def problem(bias: bool = True, tiny_layer: bool = False, samples: int = SAMPLES)
 
 
 def per_sample_gradients(stage: Stage) -> Tensor:
-    """In balanced variables, one row per sample, with factors written out."""
+    """In balanced variables, one row per sample, with roots written out."""
     x, p, bias = stage.x, stage.p_h[0], len(stage.u) > 1
-    a, g = x.square().mean(0), p.square().mean(0)
-    xi = (a / a.mean() + FLOOR) ** -0.25 / (1 / a.mean() + FLOOR) ** -0.25
-    psi = (g / g.mean() + FLOOR) ** -0.25 * (1 / a.mean() + FLOOR) ** -0.25
-    grads = torch.einsum("bo,bj->boj", p * psi, x * xi).flatten(1)
-    return torch.cat([grads, p * psi], 1) if bias else grads
+    scale = x.square().mean().sqrt()
+    x, p = x @ inverse_root(x.T @ x) / scale, p @ inverse_root(p.T @ p) * scale
+    grads = torch.einsum("bo,bj->boj", p, x).flatten(1)
+    return torch.cat([grads, p], 1) if bias else grads
+
+
+def inverse_root(C: Tensor) -> Tensor:
+    """The inverse fourth root of a matrix with mean diagonal 1."""
+    values, Q = torch.linalg.eigh(C / C.diagonal().mean() + FLOOR * torch.eye(len(C)))
+    return Q @ torch.diag(values**-0.25) @ Q.T
 
 
 class Dense:

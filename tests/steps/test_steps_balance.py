@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ddpnopt._distributed import ALONE
 from ddpnopt.ddp.balance import DECAY, FLOOR, balanced
-from ddpnopt.ddp.covariance import DENSE, LEADING, observe, root
+from ddpnopt.ddp.covariance import DENSE, LEADING, Root, observe, root
 from ddpnopt.linear.layer import Layer
 from ddpnopt.linear.metric import IDENTITY
 from ddpnopt.trace.model_layers import find_layers
@@ -54,7 +54,7 @@ def explicit_scale(name: str, x: Tensor, p: Tensor, u: list[Tensor]) -> list[Ten
     G = moments(p, dim)
     if name == "embedding":
         return [u[0] * (G.diagonal() + FLOOR) ** -0.25]
-    A, constant = moments(x, dim), (1 / x.square().mean() + FLOOR) ** -0.25
+    A, constant = moments(x, dim), x.square().mean().sqrt()
     if name == "groups":
         A, G = A.diagonal().diag(), G.diagonal().diag()
     T_A, T_G = inverse_root(A) / constant, inverse_root(G) * constant
@@ -117,9 +117,9 @@ def test_moments_are_running_averages_without_bias_towards_the_start() -> None:
         found = balanced(layer, x, p, state, ALONE)
     powers = torch.tensor([DECAY**k for k in range(5)][::-1])
     mean = (powers[:, None, None] * torch.stack([moments(p, -1) for _, p in batches])).sum(0) / powers.sum()
-    constants = torch.stack([1 / x.square().mean() for x, _ in batches])
-    constant = (powers * constants).sum() / powers.sum()
-    expected = inverse_root(mean) * (constant + FLOOR) ** -0.25
+    logarithms = torch.stack([x.square().mean().log() for x, _ in batches])
+    scale = ((powers * logarithms).sum() / powers.sum() / 2).exp()
+    expected = inverse_root(mean) * scale
     torch.testing.assert_close(found.outputs(torch.eye(3)), expected, rtol=0.1, atol=0.1)  # up to `CHANGED`
 
 
@@ -150,8 +150,8 @@ def test_leading_directions_of_wide_layers_give_the_root_of_the_whole_matrix() -
         x = 3 * torch.randn(64, rank) @ mixing + torch.randn(64, n)
         observe(x, -1, state, "input", DECAY, ALONE)
         C, weight = DECAY * C + (1 - DECAY) * moments(x, -1), DECAY * weight + 1 - DECAY
-    found = root(state, "input", weight, FLOOR, -0.25)
-    assert found.basis is not None
+    found = Root(root(state, "input", n, FLOOR, -0.25))
+    assert not found.dense
     values, Q = torch.linalg.eigh(C / weight)
     leading = Q[:, -rank:]
     exact = (values[-rank:] + FLOOR) ** -0.25

@@ -14,6 +14,8 @@ from step_runs import classes, relu_network, weights
 
 from ddpnopt import DDPNOpt
 from ddpnopt.ddp.step_length import (
+    EVIDENCE,
+    FALL,
     FALL_AFTER,
     GROWTH,
     LEAST_KAPPA,
@@ -64,7 +66,7 @@ def test_a_fraction_doubles_while_the_model_is_right_up_to_what_serves_unseen_sa
     assert fractions[-1] == pytest.approx(PATIENCE * HELPFUL.unseen / HELPFUL.unseen_curvature, rel=0.02)
 
 
-def test_a_fraction_falls_no_faster_than_one_over_t_when_unseen_samples_gain_little() -> None:
+def test_a_fraction_falls_no_faster_than_a_power_of_t_when_unseen_samples_gain_little() -> None:
     length = StepLength()
     for _ in range(20):
         take(length, HELPFUL)
@@ -72,7 +74,7 @@ def test_a_fraction_falls_no_faster_than_one_over_t_when_unseen_samples_gain_lit
     for _ in range(60):
         last, steps = length.fraction, length.steps
         new = take(length, useless)
-        assert new >= last * (1 - 1 / (steps + FALL_AFTER)) * (1 - 1e-12)
+        assert new >= last * (1 - FALL / (steps + FALL_AFTER)) * (1 - 1e-12)
     assert new < 0.5 * PATIENCE * HELPFUL.unseen / HELPFUL.unseen_curvature
 
 
@@ -182,7 +184,7 @@ def test_a_step_whose_attempts_all_fail_shortens_the_next_one(monkeypatch: pytes
         patch.setattr("ddpnopt._step_length.TOLERATED", -math.inf)
         F.cross_entropy(model(x), y).backward()
         opt.step()
-    first = START / (opt._length.own / 0.1)  # the running mean after one step
+    first = START / (opt._length.own / (1 - EVIDENCE))  # the running mean after one step
     assert opt.report.undone == 1
     assert torch.equal(weights(model), before)
     assert opt._length.fraction == pytest.approx(first / 64)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt._distributed import Peers
-from ddpnopt.ddp.covariance import Root, observe, root
+from ddpnopt.ddp.covariance import Root, note_scale, observe, root, scale
 from ddpnopt.linear.layer import Layer, Parts
 
 DECAY = 0.95  # of the running averages: they cover about the last twenty looks
@@ -108,6 +108,10 @@ class Mixing(Balance):
         return [u[0] * (self.input_root.mean_square * output), *(part * output for part in u[1:])]
 
 
+# A layer multiplies its bias by 1. A factor makes that input as large as the others, whose common scale then has no
+# effect; the layer does not apply it, so it goes to the other side.
+
+
 def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers) -> Balance:
     """The factors for inputs x and output gradients p; `state` keeps the running profiles and factors."""
     input_dim, output_dim = layer.feature_dims
@@ -116,7 +120,7 @@ def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: P
     if layer.mixes_features and input_dim is not None and output_dim is not None:
         if look:
             _observe_moments(x, p, input_dim, output_dim, state, peers)
-        return Mixing(layer, Root(*state["input_root"]), Root(*state["output_root"]))
+        return Mixing(layer, Root(state["input_root"]), Root(state["output_root"]))
     if look:
         _observe(x, p, input_dim, output_dim, state, peers)
     xi, psi = state.get("input_factor"), state.get("output_factor")
@@ -127,14 +131,11 @@ def _observe_moments(
     x: Tensor, p: Tensor, input_dim: int, output_dim: int, state: dict[str, Any], peers: Peers
 ) -> None:
     """Update the running second moments and the roots that follow from them."""
-    weight = state["balance_weight"] = DECAY * state.get("balance_weight", 0.0) + 1 - DECAY
+    observe(x, input_dim, state, "input", DECAY, peers)
     observe(p, output_dim, state, "output", DECAY, peers)
-    mean = observe(x, input_dim, state, "input", DECAY, peers)
-    constant = state["constant"] = DECAY * state.get("constant", 0.0) + (1 - DECAY) / mean
-    # the layer multiplies its bias by 1: the factor of that column goes to the other side
-    column = (constant / weight + FLOOR) ** POWER
-    for side, factor in (("input", 1 / column), ("output", column)):
-        state[side + "_root"] = root(state, side, weight, FLOOR, POWER).scaled(factor)
+    column = scale(state, "input")
+    state["input_root"] = root(state, "input", x.shape[input_dim], FLOOR, POWER, 1 / column)
+    state["output_root"] = root(state, "output", p.shape[output_dim], FLOOR, POWER, column)
 
 
 def _observe(
@@ -143,18 +144,14 @@ def _observe(
     """Update the running profiles and the factors that follow from them."""
     weight = state["balance_weight"] = DECAY * state.get("balance_weight", 0.0) + 1 - DECAY
     if output_dim is not None:
-        state["output_factor"] = _factor(p, output_dim, state, "output_profile", weight, peers)
+        state["output_factor"] = _factor(p, output_dim, state, "output", weight, peers)
     if input_dim is not None:
-        columns = _factor(x, input_dim, state, "input_profile", weight, peers, constant=True)
-        # the layer multiplies its bias by 1: the factor of that column goes to the other side
-        state["input_factor"] = columns[:-1] / columns[-1]
-        state["output_factor"] = state["output_factor"] * columns[-1]
+        factor, column = _factor(x, input_dim, state, "input", weight, peers), scale(state, "input")
+        state["input_factor"], state["output_factor"] = factor / column, state["output_factor"] * column
 
 
-def _factor(
-    a: Tensor, dim: int, state: dict[str, Any], name: str, weight: float, peers: Peers, *, constant: bool = False
-) -> Tensor:
-    """The factors of all features of a; with `constant` also that of an input of ones."""
+def _factor(a: Tensor, dim: int, state: dict[str, Any], side: str, weight: float, peers: Peers) -> Tensor:
+    """The factors of all features of a."""
     kept = dim % a.dim()
     others = [d for d in range(a.dim()) if d != kept]
     squares = torch.linalg.vector_norm(a, dim=others).square_()
@@ -163,11 +160,10 @@ def _factor(
         squares = peers.sum([squares * (share * peers.share(len(a)))])[0]
         share = 1.0
     mean = max(share * float(squares.mean()), torch.finfo(squares.dtype).tiny)
+    note_scale(state, side, mean, DECAY)
     new = squares.mul_(share / mean * (1 - DECAY))
-    if constant:
-        new = torch.cat([new, new.new_full((1,), (1 - DECAY) / mean)])
-    old = state.get(name)
-    running = state[name] = new if old is None else new.add_(old, alpha=DECAY)
+    old = state.get(side + "_profile")
+    running = state[side + "_profile"] = new if old is None else new.add_(old, alpha=DECAY)
     return torch.add(running, FLOOR * weight).mul_(1 / weight).pow_(POWER)
 
 

@@ -9,7 +9,7 @@ ever formed; the rest is a multiple of the identity, as if all other directions 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 from typing import Any
 
 import torch
@@ -23,57 +23,50 @@ MORE = 8  # random directions that are looked at besides the leading ones, so th
 CHANGED = 0.05  # relative change of a matrix from which on it is decomposed again
 
 
-@dataclass(frozen=True)
 class Root:
-    """factor * (C + floor)^power, symmetric, for one side of a layer; `times` 2 is its square, -1 its inverse."""
+    """factor (C + floor)^power, symmetric, for one side of a layer; `times` 2 is its square, -1 its inverse.
 
-    basis: Tensor | None  # (n, r) with r < n; None for the dense form
-    levels: Tensor  # (r + 1,) of the basis, and of the rest; or the root itself, (n, n)
-    square: Tensor | None = None  # of the dense form
+    `parts` is the root and its square, (n, n), or its levels (r + 1,) in a basis (n, r) and in the rest.
+    """
+
+    def __init__(self, parts: list[Tensor]) -> None:
+        self.levels, self.other = parts
+        self.dense = self.levels.dim() == 2
 
     def times(self, a: Tensor, dim: int, times: int = 1) -> Tensor:
         """The root, its square or its inverse, applied to dimension `dim` of a."""
-        if self.basis is None:
-            matrix = self._matrix(times).to(a.dtype)
-            if dim in (-1, a.dim() - 1):
+        last = dim in (-1, a.dim() - 1)
+        if self.dense:
+            matrix = self.levels if times == 1 else self.other if times == 2 else torch.linalg.inv(self.levels)
+            matrix = matrix.to(a.dtype)
+            if last:
                 return a @ matrix
             if dim == 0:
                 return (matrix @ a.flatten(1)).view(a.shape)
-            if dim == 1 and a.dim() > 2:  # channels first
+            if dim == 1:  # channels first
                 return torch.matmul(matrix, a.flatten(2)).view(a.shape)
             return (a.movedim(dim, -1) @ matrix).movedim(-1, dim)
         levels = self.levels if times == 1 else self.levels**times
-        basis, rest = self.basis.to(a.dtype), levels[-1].to(a.dtype)
+        basis, rest = self.other.to(a.dtype), levels[-1].to(a.dtype)
         inside = (levels[:-1] - levels[-1]).to(a.dtype)
-        last = a if dim in (-1, a.dim() - 1) else a.movedim(dim, -1)
-        return torch.addcmul(((last @ basis) * inside) @ basis.T, last, rest).movedim(-1, dim)
-
-    def _matrix(self, times: int) -> Tensor:
-        if times == 1:
-            return self.levels
-        if times == 2:
-            return self.levels @ self.levels if self.square is None else self.square
-        return torch.linalg.inv(self.levels)
-
-    def scaled(self, factor: float) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        """The fields of this root times a factor."""
-        levels = self.levels * factor
-        return self.basis, levels, levels @ levels if self.basis is None else None
+        moved = a if last else a.movedim(dim, -1)
+        return torch.addcmul(((moved @ basis) * inside) @ basis.T, moved, rest).movedim(-1, dim)
 
     @property
     def mean_square(self) -> float:
         """The mean of the diagonal of the square."""
-        if self.basis is None:
-            return float(self.levels.square().sum()) / len(self.levels)
-        n, r = self.basis.shape
-        return float(self.levels[:-1].square().sum() + (n - r) * self.levels[-1].square()) / n
+        if self.dense:
+            return float(self.other.diagonal().mean())
+        n, r = self.other.shape
+        squares = self.levels.square()
+        return float(squares[:-1].sum() + (n - r) * squares[-1]) / n
 
 
-def observe(a: Tensor, dim: int, state: dict[str, Any], side: str, decay: float, peers: Peers) -> float:
+def observe(a: Tensor, dim: int, state: dict[str, Any], side: str, decay: float, peers: Peers) -> None:
     """Take the features of a, along `dim`, into the running second moments, each batch divided by its mean square.
 
-    Returns that mean square. `state[side + "_moments"]`, or basis and levels, are sums with the weights of a running
-    average.
+    A batch in which that is zero or not finite changes nothing. `state[side + "_moments"]`, or basis and values, are
+    sums with the weights of a running average, whose sum is `state[side + "_weight"]`.
     """
     kept = dim % a.dim()
     n = a.shape[kept]
@@ -82,14 +75,18 @@ def observe(a: Tensor, dim: int, state: dict[str, Any], side: str, decay: float,
     share = 1.0 / max(1, len(rows)) * (1.0 if peers.alone else peers.share(len(a)))
     if n <= DENSE:
         C = _sum(rows.T @ rows * share, peers)
-        mean = max(float(C.diagonal().mean()), torch.finfo(C.dtype).tiny)
+        mean = float(C.diagonal().mean())
+    else:
+        mean = float(_sum(rows.square().sum()[None] * share, peers)) / n
+    if not torch.finfo(rows.dtype).tiny <= mean < math.inf:
+        return
+    if n <= DENSE:
         old = state.get(side + "_moments")
         new = C.mul_((1 - decay) / mean)
         state[side + "_moments"] = new if old is None else new.add_(old, alpha=decay)
-        return mean
-    mean = max(float(_sum(rows.square().sum()[None] * share, peers)) / n, torch.finfo(rows.dtype).tiny)
-    _follow(rows, share * (1 - decay) / mean, decay, state, side, peers)
-    return mean
+    else:
+        _follow(rows, share * (1 - decay) / mean, decay, state, side, peers)
+    note_scale(state, side, mean, decay)
 
 
 def _follow(rows: Tensor, share: float, decay: float, state: dict[str, Any], side: str, peers: Peers) -> None:
@@ -112,21 +109,36 @@ def _follow(rows: Tensor, share: float, decay: float, state: dict[str, Any], sid
     state[side + "_values"], state[side + "_basis"] = E[-r:].clamp_min(0), Z @ V[:, -r:]
 
 
-def root(state: dict[str, Any], side: str, weight: float, floor: float, power: float) -> Root:
-    """(C + floor)^power of the running average, C the moments divided by `weight`."""
+def note_scale(state: dict[str, Any], side: str, mean: float, decay: float) -> None:
+    """Take the mean square of a batch into the running average."""
+    state[side + "_weight"] = decay * state.get(side + "_weight", 0.0) + 1 - decay
+    if 0 < mean < math.inf:
+        state[side + "_log_scale"] = decay * state.get(side + "_log_scale", 0.0) + (1 - decay) * math.log(mean)
+
+
+def scale(state: dict[str, Any], side: str) -> float:
+    """The root mean square of all features, the geometric mean over the batches."""
+    return math.exp(0.5 * state[side + "_log_scale"] / state[side + "_weight"]) if side + "_log_scale" in state else 1.0
+
+
+def root(state: dict[str, Any], side: str, n: int, floor: float, power: float, factor: float = 1.0) -> list[Tensor]:
+    """The parts of the root factor (C + floor)^power of the running average C of n features."""
+    if side + "_weight" not in state:  # nothing but zeros so far
+        return [torch.eye(n) * factor, torch.eye(n) * factor**2]
+    weight = state[side + "_weight"]
     moments = state.get(side + "_moments")
     if moments is None:
         basis, values = state[side + "_basis"], state[side + "_values"] / weight
-        n, r = basis.shape
+        r = basis.shape[1]
         rest = ((n - values.sum()) / (n - r)).clamp_min(0)  # the mean of all levels is 1
-        return Root(basis, (torch.cat([values, rest[None]]) + floor) ** power)
+        return [factor * (torch.cat([values, rest[None]]) + floor) ** power, basis]
     used, current = state.get(side + "_used"), moments / weight
     if used is None or float(torch.dist(current, used)) > CHANGED * float(torch.linalg.matrix_norm(used)):
         values, Q = torch.linalg.eigh(current)
         state[side + "_used"] = current
         state[side + "_dense"] = (Q * (values.clamp_min(0) + floor) ** power) @ Q.T
-    found: Tensor = state[side + "_dense"]
-    return Root(None, found)
+    found = state[side + "_dense"] * factor
+    return [found, found @ found]
 
 
 def _sum(a: Tensor, peers: Peers) -> Tensor:
