@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ddpnopt.linear.layer import Layer, Parts
 
+CHANNELS = 32  # of a group from which on each kernel offset is a product of its own: large enough without copies
 WINDOWS = 100_000  # numbers of one sample's input up to which all kernel offsets are processed together
 CACHED = 600_000  # numbers of inputs and output gradients processed at once, to stay in the cache
 
@@ -116,7 +117,7 @@ class Conv(Layer):
             sum(k * r * s for k, r, s in zip(place, self.dilation, steps, strict=True))
             for place in product(*map(range, kernel))
         ]
-        together = K if C * K * prod(grid) <= WINDOWS else kernel[-1]
+        together = 1 if C >= CHANNELS else K if C * K * prod(grid) <= WINDOWS else kernel[-1]
         starts, shifts = places[::together], places[:together]
         length = 1 + sum((n - 1) * s for n, s in zip(v.shape[2:], steps, strict=True))  # from first to last place of v
         width = prod(grid) - shifts[-1]
@@ -128,7 +129,7 @@ class Conv(Layer):
         )
         inside = [slice(p, p + n) for p, n in zip(self.padding, x.shape[2:], strict=True)]
         corner = [slice(n) for n in v.shape[2:]]
-        windows = _empty_like_layout(x, (some * g, together * C, width))
+        windows = _empty_like_layout(x, (some * g, together * C, width)) if together > 1 else inputs
         products = x.new_empty(len(starts), some * g, O, together * C)
         out = x.new_empty(B, g, O, C, len(starts), together)
         for b in range(0, B, some):
@@ -136,9 +137,10 @@ class Conv(Layer):
             inputs[(slice(n), slice(None), *inside)] = x[b : b + n]
             gradients[(slice(n), slice(None), *corner)] = v[b : b + n]
             flat = inputs[:n].flatten(2).reshape(n * g, C, -1)
-            for j, shift in enumerate(shifts):
+            for j, shift in enumerate(shifts if together > 1 else ()):
                 windows[: n * g, j * C : (j + 1) * C] = flat[:, :, shift : shift + width]
-            left, right = gradients[:n].flatten(2).reshape(n * g, O, -1)[:, :, :length], windows[: n * g]
+            left = gradients[:n].flatten(2).reshape(n * g, O, -1)[:, :, :length]
+            right = windows[: n * g] if together > 1 else flat
             for i, start in enumerate(starts):
                 torch.bmm(left, right[:, :, start : start + length].mT, out=products[i, : n * g])
             found = products[:, : n * g].view(len(starts), n, g, O, together, C)

@@ -100,12 +100,13 @@ def measure(
 ) -> list[Cost]:
     """All methods on one network; in every round each is timed once, right after a block of SGD.
 
-    With `start` also the first steps of SGD and of `DDPNOpt(model)`.
+    With `start` also the first steps of SGD and of `DDPNOpt(model)`, except on large networks.
     """
     with _undisturbed():
         found = {}
         for method in chosen:
-            found[method.name] = _Candidate(method, network, batch_size, start and method.name in (UNIT, "ddpnopt"))
+            from_start = start and not network.large and method.name in (UNIT, "ddpnopt")
+            found[method.name] = _Candidate(method, network, batch_size, from_start)
         unit = found[UNIT]
         for turn in range(repeats):
             order = [each for each in found.values() if each.applies]
