@@ -136,8 +136,8 @@ class Sorter(nn.Module):
 
 @suite_task("tokens", "accuracy %", "higher", steps=250, batch_size=64, sealed=True)
 def sorting() -> Setup:
-    """Ten of sixteen symbols in a secret order; the metric is the share of right symbols, one after the other."""
-    symbols, length, number = 16, 10, 5000
+    """Twelve symbols out of forty in a secret order; the metric is the share of right symbols, one after the other."""
+    symbols, length, number = 40, 12, 5000
     source = generator(88)
     secret = torch.randperm(symbols, generator=source)
     given = torch.randint(symbols, (number, length), generator=source)
