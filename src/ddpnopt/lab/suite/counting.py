@@ -103,7 +103,7 @@ class ConvNeXt(nn.Module):
         return self.head(self.norm(self.body(x).mean((2, 3))))
 
 
-@suite_task("residual", "accuracy %", "higher", steps=500, batch_size=48, sealed=True)
+@suite_task("residual", "accuracy %", "higher", steps=400, batch_size=48, sealed=True)
 def convnext_sums() -> Setup:
     """The sum of two digits, 0 to 18."""
     return classifier(ConvNeXt(19), digit_pairs())

@@ -1,4 +1,4 @@
-"""Photographs as targets: hidden patches, a finer resolution, colours by coordinates."""
+"""Photographs as targets: a finer resolution, colours by coordinates."""
 
 from __future__ import annotations
 
@@ -15,58 +15,14 @@ from ddpnopt.lab.suite.measures import squared_error
 from ddpnopt.lab.suite.task import Batch, Setup, Splits, suite_task
 
 
-def clean_patches(scale: float = 1.0) -> Splits:
-    """Patches of 16x16 without noise, each about its mean grey and divided by `scale`."""
+def clean_patches() -> Splits:
+    """Patches of 16x16 without noise, each about its mean grey."""
 
     def prepared(data: Batch) -> Batch:
-        return ((data[1] - data[1].mean((2, 3), keepdim=True)) / scale,)
+        return (data[1] - data[1].mean((2, 3), keepdim=True),)
 
     parts = photo_patches(16, 0.0)
     return Splits(prepared(parts.train), prepared(parts.validation), prepared(parts.test))
-
-
-class MaskedAutoencoder(nn.Module):
-    """Encodes the visible of 16 patches and decodes all, the others from one learned token."""
-
-    def __init__(self, pixels: int = 16, places: int = 16, width: int = 48) -> None:
-        super().__init__()
-        self.embed = nn.Linear(pixels, width)
-        self.places = nn.Parameter(0.02 * torch.randn(places, width))
-        self.hidden = nn.Parameter(0.02 * torch.randn(width))
-        self.encoder, self.decoder = self._layer(width), self._layer(width)
-        self.head = nn.Linear(width, pixels)
-
-    @staticmethod
-    def _layer(width: int) -> nn.TransformerEncoderLayer:
-        return nn.TransformerEncoderLayer(
-            width, 4, 2 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-        )
-
-    def forward(self, patches: Tensor, order: Tensor, visible: int) -> Tensor:
-        """All patches in the given order, of which the first `visible` ones are seen."""
-        places = self.places[order]
-        seen = patches.gather(1, order[:, :visible, None].expand(-1, -1, patches.shape[2]))
-        code = self.encoder(self.embed(seen) + places[:, :visible])
-        hidden = self.hidden.expand(len(code), places.shape[1] - visible, -1)
-        return self.head(self.decoder(torch.cat([code, hidden], 1) + places))
-
-
-def hidden_patch_error(model: nn.Module, batch: Batch) -> Tensor:
-    """Squared error on ten patches of 4x4 at random, given the other six."""
-    (x,) = batch
-    patches = F.unfold(x, 4, stride=4).transpose(1, 2)
-    order = torch.rand(len(x), 16).argsort(1)
-    wanted = patches.gather(1, order[:, :, None].expand_as(patches))
-    return F.mse_loss(model(patches, order, 6)[:, 6:], wanted[:, 6:])
-
-
-@suite_task("patches", "squared error", "lower", steps=500, batch_size=40, sealed=True)
-def masked_autoencoder() -> Setup:
-    """Ten of the sixteen patches of a photograph's part are hidden; chance is its mean grey."""
-    splits = clean_patches(0.1)
-    chance = splits.test[0].square().mean().item()
-    model = MaskedAutoencoder()
-    return Setup(model, splits, hidden_patch_error, lambda net, data: hidden_patch_error(net, data).item(), chance)
 
 
 @suite_task("dense prediction", "dB", "higher", steps=300, batch_size=16, sealed=True)
@@ -126,4 +82,4 @@ def siren_photo() -> Setup:
     return Setup(model, splits, loss, lambda net, data: decibels(squared_error(net, data)), chance)
 
 
-TASKS = (masked_autoencoder, super_resolution, siren_photo)
+TASKS = (super_resolution, siren_photo)
