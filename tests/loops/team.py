@@ -157,6 +157,24 @@ def trouble(rank: int, group: Any) -> dict[str, tuple[str, str]]:
     return told
 
 
+def disagree(rank: int, group: Any) -> list[Tensor]:
+    """The first process sees its loss and recognises it for certain, the second starts `backward` at the outputs."""
+    torch.manual_seed(0)
+    model = fcn()
+    opt = DDPNOpt(model, data_parallel=group)
+    for seed in range(8):
+        x, _ = vectors(6, seed=10 * seed + rank)
+        z = model(x)
+        loss = F.mse_loss(z, x[:, :1].expand_as(z))
+        opt.zero_grad()
+        if rank == 0:
+            loss.backward()
+        else:
+            z.backward(torch.autograd.grad(loss, z, retain_graph=True)[0])
+        opt.step()
+    return weights(model)
+
+
 def main() -> None:
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
@@ -174,6 +192,7 @@ def main() -> None:
         if size == 2:
             made["micro-batches"] = weights(train("batch", rank, size, group, micro=2)[0])
             made["trouble"] = trouble(rank, group)
+            made["disagree"] = disagree(rank, group)
     torch.save(made, Path(sys.argv[1]) / f"{rank}.pt")
     dist.destroy_process_group()
 

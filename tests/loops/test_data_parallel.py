@@ -51,6 +51,8 @@ def test_two_three_and_four_processes_give_the_weights_of_one_and_tell_each_othe
             assert all(apart(made[rank][size, case], made[0][size, case]) == 0 for rank in range(size))
     assert apart(made[0]["micro-batches"], alone["batch"]) < 1e-9
 
+    assert apart(made[0]["disagree"], made[1]["disagree"]) == 0  # one is certain of its loss, the other is not
+
     first, second = (made[rank]["trouble"] for rank in (0, 1))
     assert first["error"][0] == "StepError"
     assert "Rank 1 could not" in first["error"][1]
