@@ -96,6 +96,8 @@ class HookedOptimizer(torch.optim.Optimizer):
 
     def _unscaled(self) -> bool:
         """Remove the scale of a GradScaler from all gradients; False after an overflow, when no step is taken."""
+        if self._capture.untouched.is_all_of([p for g in self.param_groups for p in g["params"] if p.grad is not None]):
+            self.found_inf: Any = 0  # as a sum over no gradients
         factor = scaler_factor(self, weight_grads=not self._capture.skip_weight_grads)
         if factor is None:
             self._overflowed()

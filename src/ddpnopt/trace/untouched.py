@@ -28,6 +28,7 @@ class Untouched:
         self.steps_left = STEPS
         self._parameter: nn.Parameter | None = None
         self._version = 0
+        self._made: nn.Parameter | None = None  # the parameter whose gradient is nothing but our zero
 
     def leave(self, record: LayerRecord, _: Tensor) -> None:
         """In the backward pass, at the layer whose gradient arrives first."""
@@ -37,6 +38,7 @@ class Untouched:
         if p.grad is None:
             with torch.no_grad():
                 p.grad = torch.zeros_like(p)
+            self._made = p
         assert p.grad is not None
         self._parameter, self._version = p, p.grad._version
 
@@ -47,6 +49,10 @@ class Untouched:
         if p is None or p.grad is None or p.grad._version <= self._version:
             return False
         return not bool(p.grad.any())
+
+    def is_all_of(self, parameters: list[nn.Parameter]) -> bool:
+        """Whether these, which have a gradient, have it from here alone: a GradScaler must not be content with it."""
+        return self._made is not None and all(p is self._made for p in parameters)
 
 
 def warn_of_change() -> None:
