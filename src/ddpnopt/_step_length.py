@@ -14,6 +14,7 @@ from ddpnopt.ddp.value import ScaleFree
 if TYPE_CHECKING:
     from ddpnopt._step import Step
 
+OVERREACH = 4.0  # |J phi|^2 relative to the loss (2 is all of it): beyond that the memory does not fit the batch
 TOLERATED = 1.0  # increase of the batch's loss, relative to it: beyond that a step is undone and made shorter
 
 
@@ -27,7 +28,7 @@ def choose_fraction(step: Step, value: ScaleFree, shorter: float) -> None:
     """Let the model of this batch and the memory of the steps before decide how much to ask for."""
     length, slope = step.opt._length, value.slope
     found = value.evidence()
-    if found.own < RESOLUTION:
+    if found.own < RESOLUTION or max(found.own_curvature, found.unseen_curvature) > OVERREACH:
         value.forget()
         found = value.evidence()
     # it would stay in the running estimates for ever
