@@ -22,13 +22,13 @@ from ddpnopt._distributed import active_wrapper
 from ddpnopt.errors import ModelError
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.trace.arrangement import Arrangement
+from ddpnopt.trace.arrivals import Arrivals
 from ddpnopt.trace.compiled import let_compiled_code_see_hooks
 from ddpnopt.trace.fused import Fused
 from ddpnopt.trace.intercepting import Intercepting, transformed
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import (
     RETURNED,
-    Arrivals,
     LayerRecord,
     Recording,
     arrived_at_input,
@@ -236,7 +236,7 @@ class Capture(Intercepting):
         on_gradient(alias, partial(arrived_at_output, recording, len(recording.q)))
         recording.outputs.append(output.detach())
         recording.positions.append(position)
-        recording.returned.append(alias)
+        recording.returned.append(weakref.ref(alias))
         setattr(alias, RETURNED, True)
         recording.q.append(None)
         return alias
