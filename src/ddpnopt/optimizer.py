@@ -16,7 +16,7 @@ from ddpnopt._distributed import OVERFLOW, Group, unwrap
 from ddpnopt._memory import retain_freed
 from ddpnopt._options import DEFAULT_LR, DEFAULTS, NOT_GIVEN, refuse, refuse_without_effect
 from ddpnopt._parameters import Parameters
-from ddpnopt._step import Step
+from ddpnopt._derivative_step import step_of
 from ddpnopt._troubles import Troubles
 from ddpnopt._value import ValueForm
 from ddpnopt.checkpoint import STATE_KEY, check_state, state_header
@@ -25,6 +25,7 @@ from ddpnopt.curvature.names import curvature_of
 from ddpnopt.ddp.distance import Distance
 from ddpnopt.ddp.step_length import StepLength
 from ddpnopt.ddp.terminal import TerminalOption
+from ddpnopt.ddp.trust import Trust
 from ddpnopt.errors import ModelError, NonFiniteError, OptionError, StepError
 from ddpnopt.report import Report
 from ddpnopt.trace.hooked_optimizer import HookedOptimizer
@@ -182,7 +183,7 @@ class DDPNOpt(HookedOptimizer):
         self.data_parallel = data_parallel
         self.report = Report()
         self.steps, self.samples = 0, 0  # taken and seen so far
-        self._length, self._distance = StepLength(), Distance()  # of steps without a learning rate
+        self._length, self._distance, self._trust = StepLength(), Distance(), Trust()  # of steps without a learning rate
         self._uses_losses = diagnostics or self.form.uses_losses
         self._troubles = Troubles()
         self._chains: dict[tuple[Any, ...], bool] = {}  # whether a sequence of layers is a chain, by signature
@@ -240,7 +241,7 @@ class DDPNOpt(HookedOptimizer):
     def _step(self) -> None:
         if self._averaging is not None and self._averaging.in_use:
             raise StepError("step() while the model holds the average of the weights: call opt.train() first.")
-        with Step(self) as step:
+        with step_of(self) as step:
             # 1. Collect what the passes since the last step have recorded
             step.collect()
 
@@ -313,6 +314,7 @@ class DDPNOpt(HookedOptimizer):
         counts: dict[str, Any] = {"steps": self.steps, "samples": self.samples, "averages_in_use": in_use}
         if self.form.scale_free:
             counts["step_length"], counts["distance"] = self._length.state(), self._distance.state()
+            counts["trust"] = self._trust.state()
         return {**super().state_dict(), STATE_KEY: {**state_header(type(self.curvature).__name__), **counts}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -322,6 +324,7 @@ class DDPNOpt(HookedOptimizer):
         self.steps, self.samples = found.get("steps", 0), found.get("samples", 0)
         self._length = StepLength(**found.get("step_length", {}))
         self._distance = Distance(**found.get("distance", {}))
+        self._trust = Trust(**found.get("trust", {}))
         if self.form.scale_free and "step_length" not in found:  # saved with a learning rate: start again from 1
             for group in self.param_groups:
                 group["lr"] = 1.0

@@ -12,6 +12,7 @@ from ddpnopt.errors import StepError
 from ddpnopt.trace.backward_root import backward_root
 from ddpnopt.trace.compiled import compiler_is_loaded, let_compiled_code_see_hooks
 from ddpnopt.trace.layer_uses import settle
+from ddpnopt.trace.loss_terms import NotATermError, Term, await_loss, stop_waiting, terms_of
 from ddpnopt.trace.recording import Recording
 
 
@@ -23,20 +24,62 @@ class Arrivals:
         self.seen_forward = False
         self.differentiated = False  # whether a derivative of a pass since the last step may be part of the loss
         self.incomplete = False  # … of one whose weight gradients were skipped
+        self.hidden = False  # … by something else than its inputs: not all uses of its weights are noted
         self.arrange: Callable[[Recording], None] | None = None  # finds the batch where it is not in dimension 0
+        self.noting: list[Recording] = []  # passes in which a use of a weight was noted (`trace.weight_uses`)
+        self.terms: list[Term] = []  # of the losses, where they contain derivatives
+        self.unjoined = ""  # why the last step with derivatives was one without feedback
+        self.not_terms = ""  # a part of them that is no such term
         self._roots: list[Tensor | None] = []  # the losses of these backward passes, each once
         self._task = -1  # the backward pass that the last of them is from
 
     def forget(self) -> None:
         """Forget all backward passes; one that has differentiated a pass may still become part of a loss."""
         self.recordings.clear()
+        self.noting.clear()
+        self.terms.clear()
+        self.not_terms = ""
         self._roots.clear()
         self._task = -1
 
     def clear(self) -> None:
         """After a step."""
         self.forget()
-        self.differentiated = self.incomplete = False
+        if self.differentiated:
+            stop_waiting(self.see_loss)
+        self.differentiated = self.incomplete = self.hidden = False
+
+    def see_derivative(self, recording: Recording) -> None:
+        """A derivative of a pass is being computed that may become part of the loss."""
+        self.hidden |= not recording.reads_variable
+        self.incomplete |= any(record.skipped and record.noted is None for record in recording.layers)
+        if not self.differentiated:
+            self.differentiated = True
+            await_loss(self.see_loss)
+
+    def see_loss(self, root: Tensor, scale: float) -> None:
+        """Read the terms of a loss that `backward` is about to be called on."""
+        try:
+            found = terms_of(root, scale)
+        except NotATermError as part:
+            self.not_terms = str(part)
+            return
+        self.terms += [term for term in found if any(recording.arrivals is self for recording, _ in term.rows)]
+
+    def note_uses(self, recording: Recording) -> None:
+        """A use of a weight in this pass, or in its derivatives, has a gradient."""
+        if not any(each is recording for each in self.noting):
+            self.noting.append(recording)
+            self.see_root()
+
+    def scale_terms(self, factor: float) -> None:
+        """Replace the terms of the losses by those of `factor` times the loss."""
+        self.terms = [Term(term.losses * factor, term.rows) for term in self.terms]
+
+    def passes(self) -> list[Recording]:
+        """All passes that gradients have arrived at, each once, in order."""
+        found = {id(recording): recording for recording in (*self.recordings, *self.noting)}
+        return sorted(found.values(), key=lambda recording: recording.serial)
 
     def see_root(self) -> None:
         """Note the loss of the backward pass that is running, once: it may go through several forward passes."""

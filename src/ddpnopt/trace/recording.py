@@ -23,6 +23,7 @@ from ddpnopt.trace.model_layers import ModelLayer
 if TYPE_CHECKING:
     from ddpnopt.trace.arrivals import Arrivals
     from ddpnopt.trace.loose import Uses
+    from ddpnopt.trace.weight_uses import WeightUses
 
 EMPTY = torch.empty(0)
 RETURNED = "_returned_by_ddpnopt_model"  # mark on the outputs of a recorded pass
@@ -48,6 +49,7 @@ class LayerRecord:
     span: tuple[int, int] | None = None  # of the outputs that were computed; None: all
     layouts: list[Layout | None] = field(default_factory=lambda: [None])  # of each use: if not in dimension 0
     arrivals: int = 0  # gradients that have arrived at p_h
+    noted: WeightUses | None = None  # all uses of the weight, where derivatives may become part of the loss
     _h: Tensor | None = None
     _version: int = 0
 
@@ -214,8 +216,7 @@ def _pass_gradient(call: Callable[[Tensor], None], index: int, grads: tuple[Tens
 def is_derivative(recording: Recording) -> bool:
     """Whether the running backward pass is `autograd.grad(…)` by an input, not that of the loss."""
     if torch.is_grad_enabled():  # create_graph=True: it will be a part of the loss
-        recording.arrivals.differentiated = True
-        recording.arrivals.incomplete |= any(record.skipped for record in recording.layers)
+        recording.arrivals.see_derivative(recording)
         return True
     return recording.anchor is not None and not torch._C._will_engine_execute_node(recording.anchor)
 

@@ -46,10 +46,11 @@ class ScaleFree(Batch):
     """Joint value function of the batch in balanced variables; `ask` sets the fraction after the backward pass."""
 
     def __init__(
-        self, losses: Tensor, displacement: Displacement, peers: Peers = ALONE, memory: float = 0.0, watch: bool = True
-    ) -> None:
+        self, losses: Tensor, displacement: Displacement, peers: Peers = ALONE, memory: float = 0.0, watch: bool = True,
+        least: float = LEAST_LOSS,
+    ) -> None:  # fmt: skip
         mean = peers.total(float(losses.sum())) / peers.batch(len(losses))
-        L = sqrt_curvature(losses.clamp_min(LEAST_LOSS * mean))
+        L = sqrt_curvature(losses.clamp_min(least * mean))
         super().__init__(L, torch.ones_like(L), displacement, 1, peers)
         self.memory = memory  # times the last update is the prior step
         self.watch = watch  # whether the slope along the last update is wanted in any case

@@ -1,0 +1,63 @@
+"""The batch-coupled form for losses with derivatives of the network: one joint step of all layers, without feedback.
+
+A forward sweep sees the new activations but not the new derivatives, so that no layer can react to those before it.
+All layers share one system instead, that of the first stage,
+
+    (A + lambda d I) y = r - J m        phi = m + eta P w,  w = L^1/2 y
+
+with d the mean diagonal of A and r_i = (2 phi_i)^1/2 the residuals. For a squared residual of each sample this is the
+Gauss-Newton method of Levenberg and Marquardt, and lambda follows how far the linear model holds (`ddp.trust`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ddpnopt.ddp.balance import Balance
+from ddpnopt.ddp.stage import Displacement, Stage
+from ddpnopt.ddp.value.batch import System
+from ddpnopt.ddp.value.scale_free import ScaleFree
+
+LEAST_SQUARE = 1e-12  # loss of a sample relative to the mean: the gradient of a residual is known next to its zero
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What the linear model says of the step."""
+
+    loss: float  # of the batch, before
+    after: float  # … and after the step
+    unseen: float  # what samples have after a step that was made without them, added up
+    decrease: float  # first-order decrease
+
+
+class Joint(ScaleFree):
+    """Joint value function of a step in which no layer reacts to another."""
+
+    def __init__(self, losses: Tensor, memory: float = 0.0, least: float = LEAST_SQUARE) -> None:
+        super().__init__(losses, Displacement(chain=True), memory=memory, least=least)
+
+    def _balance(self, stage: Stage) -> None:
+        if stage.balance is None:
+            stage.balance = Balance(None, None, [torch.ones_like(part) for part in stage.u])
+
+    def solve(self, damping: float) -> Planned:
+        """The weights of the samples for a damping relative to the mean diagonal of A."""
+        assert self.S is not None
+        r = self.target
+        A = self.S * torch.outer(self.root, self.root)
+        self._damping = damping * float(A.diagonal().mean()) or 1.0
+        factor = self._factor(A)
+        target = r if self.m is None else r - self.root * self.m
+        y = self._y = torch.cholesky_solve(target[:, None], factor)[:, 0]
+        left = self._damping * y
+        unseen = y / torch.cholesky_inverse(factor).diagonal()
+        numbers = torch.stack([r @ r, left @ left, unseen @ unseen, 2 * (r @ (r - left))])
+        return Planned(*(0.5 * numbers).tolist())
+
+    def _weights(self, system: System, c: Tensor | None) -> Tensor:
+        assert self._y is not None
+        return self.root * self._y
