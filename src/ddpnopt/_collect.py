@@ -57,7 +57,9 @@ def is_chain(opt: DDPNOpt, passes: Passes, recording: Recording) -> bool:
 def why_open_loop(capture: Capture) -> str:
     """What to do about parameters without feedback that might have it."""
     if capture.arrivals.differentiated:
-        return " The loss contains a derivative of the model, which only autograd can follow: there is nothing to do."
+        if not capture.arrivals.unjoined:
+            return " The loss contains derivatives of the model: there, only nn.Linear takes part in the joint step."
+        return f" The loss contains derivatives of the model, and {capture.arrivals.unjoined}: there is nothing to do."
     left = sorted(capture.arrangement.left)
     if not left:
         return ""

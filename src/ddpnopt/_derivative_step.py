@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ddpnopt._checks import ADVICE, not_finite
 from ddpnopt._step import Step
 from ddpnopt._value import Passes
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.sweep import Log, backward_pass, forward_pass
+from ddpnopt.ddp.trust import KEPT
 from ddpnopt.ddp.value.joint import Joint
 from ddpnopt.linear.layer import add
 from ddpnopt.trace.derivatives import Unjoined, joint_batch
@@ -60,52 +63,69 @@ class DerivativeStep(Step):
                 record.extra = penalty(record)
         opt.report.loss = "residuals"
 
+    def agree(self) -> bool:
+        if self.opt._trust.step == self.opt.steps - 1 and not math.isfinite(self._gradient_sum):
+            self._gradient_sum = 0.0  # the last step went too far, and can be taken back
+        return super().agree()
+
     def fractions(self) -> Iterator[float]:
         yield 1.0  # the loss after the step is known at the next one only
 
     def plan(self, fraction: float) -> None:
         opt, trust = self.opt, self.opt._trust
-        self.displacement = Displacement(chain=True)
-        value = Joint(self.joint_losses, trust.memory)
-        self.value = value
-        loss = float(self.joint_losses.sum())
-        batch = float(sum(t.double().square().sum() for one in self.joint.passes for t in one.inputs if t.is_floating_point()))
-        back = trust.judge(loss, None, batch)
+        loss, points = float(self.joint_losses.sum()), _fingerprint(self.joint)
         self.stages = []
-        if back is not None:
-            for record in self.layers:
-                update = opt.state[record.parameters[0]].get("update")
-                if update is not None:
-                    for p, part in zip(record.parameters, update, strict=True):
-                        p.detach().add_(part, alpha=1 - back)
-                        part.mul_(back)
+        if trust.takes_back(loss, points, opt.steps):
+            opt.report.shortened += 1
+            self._take_back(KEPT)
             return
+        if not math.isfinite(loss):
+            raise not_finite("the loss", ADVICE)
+        value = self.value = Joint(self.joint_losses)
         for record, settings in zip(self.layers, opt._parameters.of_layers(self.layers), strict=True):
             weights: list[Tensor] = list(record.parameters)
             assert record.p_h is not None
             l_u = settings.l_u if record.extra is None else add(record.extra, settings.l_u)
-            x, p = record.x.double(), record.p_h.double()
+            wide = torch.float64 if record.x.device.type != "mps" else record.x.dtype  # little damping: large condition
             self.stages.append(
                 Stage(
-                    record.name, record.layer, x, [w.detach() for w in weights], settings.lr, [p], [None],
-                    l_u, recompute=opt.recompute, moves=False, state=settings.state, weights=weights,
+                    record.name, record.layer, record.x.to(wide), [w.detach() for w in weights], settings.lr,
+                    [record.p_h.to(wide)], [None], l_u, recompute=opt.recompute, moves=False, state=settings.state,
+                    weights=weights,
                 )
             )  # fmt: skip
             record.free()
         self.policies = backward_pass(self.stages, value, opt.curvature, 1.0)
-        planned = value.solve(trust.damping)
-        for stage in self.stages:
-            stage.state["penalty_rate"] = stage.eta / value._damping
-        trust.remember(planned, batch)
+        self.fraction = max(float(group["lr"]) for group in opt.param_groups)
+        seen, unseen = value.solve(trust.damping, self.fraction)
+        if not math.isfinite(seen):
+            raise not_finite("the Gram matrix of the samples' gradients", ADVICE)
+        trust.remember(loss, seen, unseen, points, opt.steps)
+        opt.report.predicted = seen - loss if opt.diagnostics else None
+
+    def _take_back(self, kept: float) -> None:
+        """Undo all but a part of the last step."""
+        for record in self.layers:
+            update = self.opt.state[record.parameters[0]].get("update")
+            if update is not None and len(update) == len(record.parameters):
+                for p, part in zip(record.parameters, update, strict=True):
+                    p.detach().add_(part, alpha=1 - kept)
+                self.opt.state[record.parameters[0]]["update"] = [kept * part for part in update]
 
     def apply(self) -> None:
         log: Log | None = {} if self.opt.diagnostics else None
         if self.stages:
-            forward_pass(self.stages, self.policies, self.opt.curvature, None, self.displacement, log)
+            forward_pass(self.stages, self.policies, self.opt.curvature, None, Displacement(True), log)
         if log is not None:
             self.opt.report.layers = log
 
     def accept(self) -> bool:
-        if self.rest:
+        if self.rest and self.stages:
             self.opt._parameters.update_by_distance(self.rest, self.opt._distance)
         return True
+
+
+def _fingerprint(joint: Recording) -> float:
+    """A number that tells the inputs of all passes from others."""
+    inputs = [t.detach() for one in joint.passes for t in one.inputs if t.is_floating_point()]
+    return float(sum((float(t.double().square().sum()) for t in inputs), 0.0))

@@ -48,6 +48,7 @@ class Arrivals:
         if self.differentiated:
             stop_waiting(self.see_loss)
         self.differentiated = self.incomplete = self.hidden = False
+        self.unjoined = ""
 
     def see_derivative(self, recording: Recording) -> None:
         """A derivative of a pass is being computed that may become part of the loss."""

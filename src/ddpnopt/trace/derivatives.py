@@ -92,11 +92,11 @@ def _sets(passes: list[Recording], terms: list[Term]) -> list[Points]:
     found = list({id(each): each for each in sets.values()}.values())
     for term in terms:
         points, offset, n = sets[id(term.rows[0][0])], term.rows[0][1], len(term.losses)
-        if offset + n > points.size or (not offset and n < points.size and n == 1):
+        if n != points.size if offset is None else offset + n > points.size:
             raise Unjoined("a residual in it does not belong to one sample")
         if points.losses is None:
             points.losses = term.losses.new_zeros(points.size, dtype=torch.float64)
-        points.losses[offset : offset + n] += term.losses
+        points.losses[offset or 0 :][:n] += term.losses
     if any(each.losses is None for each in found):
         raise Unjoined("a pass takes part in it that no residual belongs to")
     return sorted(found, key=lambda each: each.passes[0].serial)

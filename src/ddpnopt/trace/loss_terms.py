@@ -23,8 +23,8 @@ from ddpnopt.trace.recording import Recording
 
 MARK = "ddpnopt_recording"  # in the metadata of the node that an output of the model comes from
 Node = Any
-Row = tuple[Recording, int]
-"""The recording that a residual is computed from, and its sample that the first row belongs to."""
+Row = tuple[Recording, int | None]
+"""The recording that a residual is computed from, and its sample that the first row belongs to; None: to all."""
 
 _LINEAR = {
     f"{name}Backward{k}"
@@ -96,7 +96,7 @@ def _losses(node: Node, g: Tensor) -> Tensor | None:
     else:
         return None
     losses = g * found
-    if not bool((losses >= 0).all()):
+    if bool((losses < 0).any()):
         raise NotATermError(name)
     return losses
 
@@ -129,8 +129,10 @@ def _by_row(losses: Tensor, rows: list[Row]) -> Tensor:
 def _rows(start: Node, *, at_node: bool = False) -> list[Row]:
     """The recorded passes below a node, and how far their samples were cut off at the front by slices on the way."""
     found: dict[int, Row] = {}
-    seen: set[tuple[Node, int]] = set()
-    todo = [(start, 0)] if at_node else [(each, 0) for each, _ in start.next_functions]
+    seen: set[tuple[Node, int | None]] = set()
+    todo: list[tuple[Node, int | None]] = [(start, None)]
+    if not at_node:
+        todo = [(each, None) for each, _ in start.next_functions]
     while todo:
         node, offset = todo.pop()
         if node is None or (node, offset) in seen:
@@ -144,8 +146,9 @@ def _rows(start: Node, *, at_node: bool = False) -> list[Row]:
         if node.name() == "SliceBackward0" and node._saved_dim == 0:
             if node._saved_step != 1:
                 raise NotATermError("a slice with steps")
-            start_, size = node._saved_start, node._saved_self_sym_sizes[0]
-            offset += start_ + size if start_ < 0 else min(start_, size)
+            first, size = node._saved_start, node._saved_self_sym_sizes[0]
+            first -= 2**64 if first >= 2**63 else 0  # which torch shows without its sign
+            offset = (offset or 0) + (first + size if first < 0 else min(first, size))
         todo += [(each, offset) for each, _ in node.next_functions]
     return list(found.values())
 

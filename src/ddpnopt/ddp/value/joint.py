@@ -11,8 +11,6 @@ Gauss-Newton method of Levenberg and Marquardt, and lambda follows how far the l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -22,16 +20,6 @@ from ddpnopt.ddp.value.batch import System
 from ddpnopt.ddp.value.scale_free import ScaleFree
 
 LEAST_SQUARE = 1e-12  # loss of a sample relative to the mean: the gradient of a residual is known next to its zero
-
-
-@dataclass(frozen=True)
-class Planned:
-    """What the linear model says of the step."""
-
-    loss: float  # of the batch, before
-    after: float  # … and after the step
-    unseen: float  # what samples have after a step that was made without them, added up
-    decrease: float  # first-order decrease
 
 
 class Joint(ScaleFree):
@@ -44,19 +32,26 @@ class Joint(ScaleFree):
         if stage.balance is None:
             stage.balance = Balance(None, None, [torch.ones_like(part) for part in stage.u])
 
-    def solve(self, damping: float) -> Planned:
-        """The weights of the samples for a damping relative to the mean diagonal of A."""
+    def solve(self, damping: float, fraction: float = 1.0) -> tuple[float, float]:
+        """Solve the system for a damping relative to the mean diagonal of A; the step is a fraction of the solution.
+
+        Returns the loss that the linear model predicts: for the batch itself, and for samples left out of it.
+        """
         assert self.S is not None
         r = self.target
         A = self.S * torch.outer(self.root, self.root)
-        self._damping = damping * float(A.diagonal().mean()) or 1.0
+        self._damping = damping * float(A.diagonal().mean()) or 1.0  # a batch without any gradient is left alone
         factor = self._factor(A)
         target = r if self.m is None else r - self.root * self.m
-        y = self._y = torch.cholesky_solve(target[:, None], factor)[:, 0]
-        left = self._damping * y
-        unseen = y / torch.cholesky_inverse(factor).diagonal()
-        numbers = torch.stack([r @ r, left @ left, unseen @ unseen, 2 * (r @ (r - left))])
-        return Planned(*(0.5 * numbers).tolist())
+        y = torch.cholesky_solve(target[:, None], factor)[:, 0]
+        seen = r + fraction * (self._damping * y - r)
+        unseen = r + fraction * (y / torch.cholesky_inverse(factor).diagonal() - r)
+        self._y, self._fraction = fraction * y, fraction
+        for stage in self._stages:
+            stage.fraction = fraction
+            stage.state["penalty_rate"] = stage.eta / self._damping  # for the next step
+        after, left_out = (0.5 * torch.stack([seen @ seen, unseen @ unseen])).tolist()
+        return after, left_out
 
     def _weights(self, system: System, c: Tensor | None) -> Tensor:
         assert self._y is not None
