@@ -17,7 +17,7 @@ from ddpnopt.ddp.sweep import Log, backward_pass, forward_pass
 from ddpnopt.ddp.trust import KEPT
 from ddpnopt.ddp.value.joint import Joint
 from ddpnopt.linear.layer import add
-from ddpnopt.trace.derivatives import Unjoined, joint_batch
+from ddpnopt.trace.derivatives import JointBatch, Unjoined, joint_batch
 from ddpnopt.trace.recording import Recording
 from ddpnopt.trace.rescaling import follow, penalty
 
@@ -36,7 +36,7 @@ def step_of(opt: DDPNOpt) -> Step:
         arrivals.unjoined = "it is computed in several processes"
     else:
         try:
-            return DerivativeStep(opt, *joint_batch(arrivals))
+            return DerivativeStep(opt, joint_batch(arrivals))
         except Unjoined as why:
             arrivals.unjoined = str(why)
     return Step(opt)
@@ -45,12 +45,12 @@ def step_of(opt: DDPNOpt) -> Step:
 class DerivativeStep(Step):
     """One joint step of all layers from all samples (`ddp.value.joint`)."""
 
-    def __init__(self, opt: DDPNOpt, joint: Recording, losses: Tensor) -> None:
+    def __init__(self, opt: DDPNOpt, joint: JointBatch) -> None:
         super().__init__(opt)
-        self.joint, self.joint_losses = joint, losses
+        self.joint, self.joint_losses = joint, joint.losses
 
     def _take(self) -> tuple[Recording | None, Passes]:
-        return self.joint, self.opt._capture
+        return self.joint.recording, self.opt._capture
 
     def _rescale(self, recording: Recording) -> None:
         opt = self.opt
@@ -73,7 +73,7 @@ class DerivativeStep(Step):
 
     def plan(self, fraction: float) -> None:
         opt, trust = self.opt, self.opt._trust
-        loss, points = float(self.joint_losses.sum()), _fingerprint(self.joint)
+        loss, points = float(self.joint_losses.sum()), [_fingerprint(passes) for passes, _ in self.joint.blocks]
         self.stages = []
         if trust.takes_back(loss, points, opt.steps):
             opt.report.shortened += 1
@@ -97,11 +97,13 @@ class DerivativeStep(Step):
             record.free()
         self.policies = backward_pass(self.stages, value, opt.curvature, 1.0)
         self.fraction = max(float(group["lr"]) for group in opt.param_groups)
-        seen, unseen = value.solve(trust.damping, self.fraction)
-        if not math.isfinite(seen):
+        drawn = trust.drawn_anew(points)
+        anew = torch.cat([torch.full((n,), each) for each, (_, n) in zip(drawn, self.joint.blocks, strict=True)])
+        predicted = value.solve(trust.damping, self.fraction, anew.to(self.joint_losses.device))
+        if not math.isfinite(predicted):
             raise not_finite("the Gram matrix of the samples' gradients", ADVICE)
-        trust.remember(loss, seen, unseen, points, opt.steps)
-        opt.report.predicted = seen - loss if opt.diagnostics else None
+        trust.remember(loss, predicted, points, opt.steps)
+        opt.report.predicted = predicted - loss if opt.diagnostics else None
 
     def _take_back(self, kept: float) -> None:
         """Undo all but a part of the last step."""
@@ -125,7 +127,7 @@ class DerivativeStep(Step):
         return True
 
 
-def _fingerprint(joint: Recording) -> float:
-    """A number that tells the inputs of all passes from others."""
-    inputs = [t.detach() for one in joint.passes for t in one.inputs if t.is_floating_point()]
+def _fingerprint(passes: list[Recording]) -> float:
+    """A number that tells the inputs of passes from others."""
+    inputs = [t.detach() for one in passes for t in one.inputs if t.is_floating_point()]
     return float(sum((float(t.double().square().sum()) for t in inputs), 0.0))

@@ -12,11 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpnopt._averaging import EVERY, Averaging
 from ddpnopt._checks import require
+from ddpnopt._derivative_step import step_of
 from ddpnopt._distributed import OVERFLOW, Group, unwrap
 from ddpnopt._memory import retain_freed
 from ddpnopt._options import DEFAULT_LR, DEFAULTS, NOT_GIVEN, refuse, refuse_without_effect
 from ddpnopt._parameters import Parameters
-from ddpnopt._derivative_step import step_of
 from ddpnopt._troubles import Troubles
 from ddpnopt._value import ValueForm
 from ddpnopt.checkpoint import STATE_KEY, check_state, state_header
@@ -183,7 +183,11 @@ class DDPNOpt(HookedOptimizer):
         self.data_parallel = data_parallel
         self.report = Report()
         self.steps, self.samples = 0, 0  # taken and seen so far
-        self._length, self._distance, self._trust = StepLength(), Distance(), Trust()  # of steps without a learning rate
+        self._length, self._distance, self._trust = (
+            StepLength(),
+            Distance(),
+            Trust(),
+        )  # of steps without a learning rate
         self._uses_losses = diagnostics or self.form.uses_losses
         self._troubles = Troubles()
         self._chains: dict[tuple[Any, ...], bool] = {}  # whether a sequence of layers is a chain, by signature
@@ -208,6 +212,7 @@ class DDPNOpt(HookedOptimizer):
             model, layers, skip_weight_grads=skip, input_gradients_from=input_gradients_from, reuse=joint,
             batch_dim=batch_dim,
         )  # fmt: skip
+        self._capture.arrivals.couples = scale_free and feedback and not data_parallel
         self._group = Group(None if data_parallel is True else data_parallel) if data_parallel else None
         if self._group is not None:
             self._group.broadcast(model)

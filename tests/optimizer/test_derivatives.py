@@ -58,13 +58,16 @@ def third_derivative(model: nn.Module, x: Tensor) -> Tensor:
 
 def joint(opt: DDPNOpt) -> tuple[dict[str, Tensor], Tensor]:
     """The gradients of each sample, by the name of the layer, (B, parameters), and the losses."""
-    recording, losses = joint_batch(opt._capture.arrivals)
+    batch = joint_batch(opt._capture.arrivals)
+    recording, losses = batch.recording, batch.losses
     found = {}
     for record in recording.layers:
         assert isinstance(record.layer, LinearUses)
         assert record.p_h is not None
         gradients = record.layer.sample_gradients(record.x, record.p_h)
-        rows = [torch.cat([part.flatten() for part in gradients.combine(row)]) for row in torch.eye(len(losses)).double()]
+        rows = [
+            torch.cat([part.flatten() for part in gradients.combine(row)]) for row in torch.eye(len(losses)).double()
+        ]
         found[record.name] = torch.stack(rows)
         torch.testing.assert_close(gradients.gram(IDENTITY), found[record.name] @ found[record.name].T)
     return found, losses
@@ -165,13 +168,13 @@ def per_sample(model: nn.Module, x: Tensor, loss: Losses) -> tuple[list[float], 
     """The losses of the samples in a test, and how many layers take part."""
     opt = DDPNOpt(model)
     loss(model, x).backward()
-    recording, losses = joint_batch(opt._capture.arrivals)
+    batch = joint_batch(opt._capture.arrivals)
     opt._capture.arrivals.clear()
-    return losses.tolist(), len(recording.layers)
+    return batch.losses.tolist(), len(batch.recording.layers)
 
 
 @pytest.mark.parametrize(
-    ("loss", "samples"), [(weighted, 18), (periodic, 13), (sliced, 9), (two_inputs, 9), (robust, 9)]
+    ("loss", "samples"), [(weighted, 18), (periodic, 13), (sliced, 9), (two_inputs, 18), (robust, 27)]
 )
 def test_interior_and_boundary_become_one_batch_whose_losses_add_up(loss: Losses, samples: int) -> None:
     torch.manual_seed(0)
@@ -195,7 +198,9 @@ def test_the_gradients_of_all_samples_add_up_to_that_of_autograd(loss: Losses) -
     loss(twin, x).backward()
     for name, m in twin.named_modules():
         if isinstance(m, nn.Linear):
-            whole = torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in m.parameters()])
+            whole = torch.cat(
+                [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in m.parameters()]
+            )
             torch.testing.assert_close(found[name].sum(0), whole, rtol=1e-9, atol=1e-12)
 
 
@@ -240,7 +245,9 @@ def test_layers_of_other_kinds_are_left_to_the_base_optimizer_by_name() -> None:
     assert sorted(opt.report.open_loop) == ["coefficient", "norm.bias", "norm.weight"]
     for name in opt.report.open_loop:
         torch.testing.assert_close(model.get_parameter(name).grad, twin.get_parameter(name).grad)
-    assert all(not torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True) if p.dim() == 2)
+    assert all(
+        not torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True) if p.dim() == 2
+    )
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -265,30 +272,27 @@ def test_a_differential_equation_is_solved_in_few_steps(anew: bool) -> None:
     assert float((model(x) - torch.sin(x)).detach().abs().max()) < 1e-3
 
 
-@pytest.mark.parametrize("far", [30.0, float("nan")])
-def test_a_step_that_went_too_far_is_taken_back(far: float) -> None:
+@pytest.mark.parametrize("far", [30.0, float("inf")])
+def test_most_of_a_step_is_taken_back_if_the_loss_after_it_is_larger_or_not_finite(far: float) -> None:
     torch.manual_seed(0)
     model = net()
     opt = DDPNOpt(model)
     x = torch.randn(20, 2)
+    first = model[0].weight  # type: ignore[index]
 
-    def step() -> None:
+    def step(factor: float = 1.0) -> None:
         opt.zero_grad()
-        interior(model, x).square().mean().backward()
+        (factor * interior(model, x)).square().mean().backward()
         opt.step()
 
     for _ in range(3):
         step()
-    first = model[0].weight  # type: ignore[index]
-    before = first.detach().clone()
+    before, count = first.detach().clone(), opt.report.shortened
     step()
-    planned = before - first.detach()
-    with torch.no_grad():
-        model[2].weight.mul_(far)  # type: ignore[index, operator, union-attr]
-    step()
-    assert opt.report.shortened == 1
-    torch.testing.assert_close(first.detach(), before - 0.25 * planned)
-    assert all(part.isfinite().all() for part in opt.state[first]["update"])
+    planned = first.detach() - before
+    step(far)
+    assert opt.report.shortened == count + 1
+    torch.testing.assert_close(first.detach(), before + 0.25 * planned)
 
 
 def with_slope(model: nn.Module, x: Tensor) -> Tensor:

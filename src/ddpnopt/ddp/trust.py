@@ -6,7 +6,7 @@ that of the predicted decrease, the damping is multiplied by
 
     1 - (2 rho - 1)^3        between 1/3 and 3   (Nielsen)
 
-Where the points are drawn anew in each step, the prediction is that for samples left out of the batch, and both
+Where points are drawn anew in each step, the prediction is that for samples left out of the batch, and both
 logarithms are running means: their sums over steps telescope, so that the noise of single batches cancels. A step after
 which the loss is larger is taken back at the beginning of the next one, all but a quarter of it.
 """
@@ -14,7 +14,8 @@ which the loss is larger is taken back at the beginning of the next one, all but
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 START = 1.0  # damping of the first step, relative to the mean diagonal of A
 LEAST, LARGEST = 1e-10, 1e6
@@ -35,22 +36,27 @@ class Trust:
     damping: float = START
     step: int = -1  # the optimizer's count at the last step with derivatives
     loss: float = 0.0  # before that step
-    seen: float = 0.0  # predicted after it, on its own samples
-    unseen: float = 0.0  # … on others
-    points: float = 0.0  # a number that tells its points from others
+    promised: float = 0.0  # predicted after it
+    points: list[float] = field(default_factory=list)  # a number for each set of samples, which tells it from others
     retries: int = 0
     actual: float = 0.0  # running means of the logarithms, where the points change
     predicted: float = 0.0
 
-    def takes_back(self, loss: float, points: float, step: int) -> bool:
+    def drawn_anew(self, points: list[float]) -> list[bool]:
+        """Which sets of samples are not those of the step before."""
+        known = len(points) == len(self.points)
+        return [known and new != old for new, old in zip(points, self.points if known else points, strict=True)]
+
+    def takes_back(self, loss: float, points: list[float], step: int) -> bool:
         """Judge the last step by the loss after it; True if most of it is to be taken back."""
         if self.step != step - 1 or self.loss <= 0:
             return False
-        same = points == self.points
+        same = not any(self.drawn_anew(points))
         if not loss <= self.loss * (1 + (RISE if same else RISE_ANEW)) and self.retries < RETRIES:
             self.damping = min(self.damping / KEPT, LARGEST)
             self.retries += 1
             self.step = step
+            self.promised = self.loss - KEPT * (2 - KEPT) * (self.loss - self.promised)  # of the part that is kept
             return True
         self.retries = 0
         if loss > 0:
@@ -58,7 +64,7 @@ class Trust:
         return False
 
     def _learn(self, actual: float, same: bool) -> None:
-        predicted = math.log(self.loss / max(self.seen if same else self.unseen, 1e-30 * self.loss))
+        predicted = math.log(self.loss / max(self.promised, 1e-30 * self.loss))
         if same and predicted < RESOLUTION:
             return
         fall, rise = FASTEST
@@ -70,10 +76,10 @@ class Trust:
         factor = 1 - (2 * min(max(rho, -1.0), 1.0) - 1) ** 3
         self.damping = min(max(self.damping * min(max(factor, 1 / fall), rise), LEAST), LARGEST)
 
-    def remember(self, loss: float, seen: float, unseen: float, points: float, step: int) -> None:
+    def remember(self, loss: float, promised: float, points: list[float], step: int) -> None:
         """A step that is being taken."""
-        self.loss, self.seen, self.unseen, self.points, self.step = loss, seen, unseen, points, step
+        self.loss, self.promised, self.points, self.step = loss, promised, points, step
 
-    def state(self) -> dict[str, float]:
+    def state(self) -> dict[str, Any]:
         """For a checkpoint: plain numbers."""
         return asdict(self)

@@ -12,7 +12,8 @@ from ddpnopt.errors import StepError
 from ddpnopt.trace.backward_root import backward_root
 from ddpnopt.trace.compiled import compiler_is_loaded, let_compiled_code_see_hooks
 from ddpnopt.trace.layer_uses import settle
-from ddpnopt.trace.loss_terms import NotATermError, Term, await_loss, stop_waiting, terms_of
+from ddpnopt.trace.loss_terms import NotATermError, Run, Term, await_loss, stop_waiting, terms_of
+from ddpnopt.trace.parts import assign, masked
 from ddpnopt.trace.recording import Recording
 
 
@@ -26,6 +27,8 @@ class Arrivals:
         self.incomplete = False  # … of one whose weight gradients were skipped
         self.hidden = False  # … by something else than its inputs: not all uses of its weights are noted
         self.arrange: Callable[[Recording], None] | None = None  # finds the batch where it is not in dimension 0
+        self.couples = False  # whether steps with derivatives in the loss couple their samples
+        self.part = 0  # of the backward pass that is running (`trace.parts`)
         self.noting: list[Recording] = []  # passes in which a use of a weight was noted (`trace.weight_uses`)
         self.terms: list[Term] = []  # of the losses, where they contain derivatives
         self.unjoined = ""  # why the last step with derivatives was one without feedback
@@ -58,14 +61,25 @@ class Arrivals:
             self.differentiated = True
             await_loss(self.see_loss)
 
-    def see_loss(self, root: Tensor, scale: float) -> None:
-        """Read the terms of a loss that `backward` is about to be called on."""
+    def see_loss(self, root: Tensor, scale: float, run: Run | None) -> bool:
+        """Read the terms of a loss that `backward` is called on; True if its backward pass was made here, in parts."""
         try:
-            found = terms_of(root, scale)
+            found, strays = terms_of(root, scale)
         except NotATermError as part:
             self.not_terms = str(part)
-            return
-        self.terms += [term for term in found if any(recording.arrivals is self for recording, _ in term.rows)]
+            return False
+        found = [term for term in found if any(recording.arrivals is self for recording, _ in term.rows)]
+        self.terms += found
+        parts = assign(found) if self.couples and run is not None else 1
+        if parts == 1 or run is None:
+            return False
+        with masked(found, strays, lambda: self.part):
+            try:
+                for self.part in range(parts):
+                    run(again=self.part < parts - 1)
+            finally:
+                self.part = 0
+        return True
 
     def note_uses(self, recording: Recording) -> None:
         """A use of a weight in this pass, or in its derivatives, has a gradient."""
@@ -75,7 +89,8 @@ class Arrivals:
 
     def scale_terms(self, factor: float) -> None:
         """Replace the terms of the losses by those of `factor` times the loss."""
-        self.terms = [Term(term.losses * factor, term.rows) for term in self.terms]
+        for term in self.terms:
+            term.losses = term.losses * factor
 
     def passes(self) -> list[Recording]:
         """All passes that gradients have arrived at, each once, in order."""

@@ -7,6 +7,7 @@ with a use that is not noted (`trace.weight_uses`) are left to the base optimize
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -27,16 +28,30 @@ class Points:
 
     passes: list[Recording]
     size: int
-    losses: Tensor | None = None  # (size,)
-    uses: dict[ModelLayer, list[Use]] = field(default_factory=dict)
+    losses: dict[int, Tensor] = field(default_factory=dict)  # (size,), by part of the backward pass
+    covered: dict[int, Tensor] = field(default_factory=dict)  # which of them have a residual in that part
+
+    def rows(self) -> Iterator[tuple[int, Tensor]]:
+        """The parts, and the samples that have a residual in each."""
+        for part, covered in self.covered.items():
+            yield part, covered.nonzero()[:, 0]
+
+
+@dataclass(eq=False)
+class JointBatch:
+    """All samples of a step: one row for each residual of each sample."""
+
+    recording: Recording
+    losses: Tensor  # (rows,)
+    blocks: list[tuple[list[Recording], int]]  # the passes that rows belong to, and how many rows there are
 
 
 class Unjoined(Exception):
     """Why the passes of a step cannot be one batch: a message for the user."""
 
 
-def joint_batch(arrivals: Arrivals) -> tuple[Recording, Tensor]:
-    """One recording of all passes, and the loss of each of its samples."""
+def joint_batch(arrivals: Arrivals) -> JointBatch:
+    """All passes since the last step as one batch."""
     passes = arrivals.passes()
     if arrivals.not_terms or not arrivals.terms:
         raise Unjoined(
@@ -59,9 +74,9 @@ def joint_batch(arrivals: Arrivals) -> tuple[Recording, Tensor]:
         for record in one.layers:
             if record.model_layer not in taking_part:
                 _leave(record)
-    joint.batch_size = sum(each.size for each in sets)
-    joint.signature = ("derivatives", *(record.name for record in joint.layers))
-    return joint, torch.cat([each.losses for each in sets if each.losses is not None])
+    losses = torch.cat([each.losses[part][index] for each in sets for part, index in each.rows()])
+    joint.batch_size, joint.signature = len(losses), ("derivatives", *(record.name for record in joint.layers))
+    return JointBatch(joint, losses, [(each.passes, len(index)) for each in sets for _, index in each.rows()])
 
 
 def _sets(passes: list[Recording], terms: list[Term]) -> list[Points]:
@@ -94,10 +109,13 @@ def _sets(passes: list[Recording], terms: list[Term]) -> list[Points]:
         points, offset, n = sets[id(term.rows[0][0])], term.rows[0][1], len(term.losses)
         if n != points.size if offset is None else offset + n > points.size:
             raise Unjoined("a residual in it does not belong to one sample")
-        if points.losses is None:
-            points.losses = term.losses.new_zeros(points.size, dtype=torch.float64)
-        points.losses[offset or 0 :][:n] += term.losses
-    if any(each.losses is None for each in found):
+        for part, column in zip(term.parts, term.losses.unbind(1), strict=True):
+            if part not in points.losses:
+                points.losses[part] = column.new_zeros(points.size, dtype=torch.float64)
+                points.covered[part] = column.new_zeros(points.size, dtype=torch.bool)
+            points.losses[part][offset or 0 :][:n] += column
+            points.covered[part][offset or 0 :][:n] = True
+    if any(not each.losses for each in found):
         raise Unjoined("a pass takes part in it that no residual belongs to")
     return sorted(found, key=lambda each: each.passes[0].serial)
 
@@ -119,17 +137,20 @@ def _layers(passes: list[Recording]) -> list[ModelLayer]:
     return [model_layer for model_layer, is_known in known.items() if is_known]
 
 
-def _uses(one: Recording, record: LayerRecord) -> list[Use] | None:
-    """The uses of a layer in a pass; None if they are not known."""
+def _uses(one: Recording, record: LayerRecord, part: int | None = None) -> list[Use] | None:
+    """The uses of a layer in a pass, in one part of the backward pass or in all; None if they are not known."""
     if record.noted is not None:
-        return record.noted.found
+        pairs = zip(record.noted.parts, record.noted.found, strict=True)
+        return [use for k, use in pairs if part is None or k == part]
     if one.reads_variable:
         return None
     if record.p_h is None:
         return []
     unchanged = record.x._version == record.x_version and record.layouts[0] is None and record.span is None
-    plain = type(record.layer) is Linear and record.model_layer.part_of is None and unchanged
-    return [(record.x, record.p_h, True)] if plain else None
+    if not (type(record.layer) is Linear and record.model_layer.part_of is None and unchanged):
+        return None
+    found = [(0, record.p_h), *record.other_parts]
+    return [(record.x, p_h, True) for k, p_h in found if part is None or k == part]
 
 
 def _skips(one: Recording, model_layer: ModelLayer) -> bool:
@@ -142,14 +163,17 @@ def _record(model_layer: ModelLayer, sets: list[Points], *, skipped: bool) -> La
     dtype = model_layer.weight.dtype
     uses = []
     for points in sets:
-        found = [
-            use
-            for one in points.passes
-            for record in one.layers
-            if record.model_layer is model_layer
-            for use in _uses(one, record) or ()
-        ]
-        uses.append((points.size, [(x.to(dtype), p.to(dtype), biased) for x, p, biased in found]))
+        for part, index in points.rows():
+            found = [
+                use
+                for one in points.passes
+                for record in one.layers
+                if record.model_layer is model_layer
+                for use in _uses(one, record, part) or ()
+            ]
+            if len(index) < points.size:
+                found = [(x[index], p[index], biased) for x, p, biased in found]
+            uses.append((len(index), [(x.to(dtype), p.to(dtype), biased) for x, p, biased in found]))
     places = max(places_of(each) for _, each in uses)
     O, J = layer.weight_shape
     like = model_layer.weight.detach()
@@ -165,6 +189,7 @@ def _record(model_layer: ModelLayer, sets: list[Points], *, skipped: bool) -> La
 
 def _leave(record: LayerRecord) -> None:
     """Leave a layer to the base optimizer."""
+    add_parts(record)
     if record.noted is None and record.p_h is not None and record.layouts[0] is None:
         record.x = record.model_layer.state_of(record.x)
     if record.noted is not None or record.p_h is not None:
@@ -175,5 +200,13 @@ def leave_noted(arrivals: Arrivals) -> None:
     """Give all layers whose uses were noted their gradient: they are left to the base optimizer."""
     for one in arrivals.passes():
         for record in one.layers:
+            add_parts(record)
             if record.noted is not None:
                 leave(record)
+
+
+def add_parts(record: LayerRecord) -> None:
+    """The gradient of the whole loss, where its backward pass was made in parts."""
+    if record.other_parts and record.p_h is not None:
+        record.p_h = torch.stack([record.p_h, *(p_h for _, p_h in record.other_parts)]).sum(0)
+    record.other_parts = []

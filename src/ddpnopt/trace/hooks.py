@@ -317,7 +317,7 @@ class Capture(Intercepting):
     def _may_be_differentiated(self, recording: Recording, record: LayerRecord) -> bool:
         """Whether to note all uses of the weight: derivatives by the inputs may become part of the loss."""
         seen = recording.reads_variable and not recording.autocast[0] and not self.compiled and not record.recomputed
-        return seen and self._reuse and self.wrapper is None and can_be_noted(record.model_layer)
+        return seen and self.arrivals.couples and self.wrapper is None and can_be_noted(record.model_layer)
 
     def _after(self, model_layer: ModelLayer, module: nn.Module, args: tuple[Any, ...], h: Tensor | None) -> Any:
         if Playback.replays:

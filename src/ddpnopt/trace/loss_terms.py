@@ -41,17 +41,20 @@ class NotATermError(Exception):
     """A part of the loss that is no sum of known terms."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Term:
-    """Losses of rows, (n,), and the samples they belong to: those of one recording, or of several at once."""
+    """Losses (n, k), k of each row, and the samples they belong to: those of one recording, or of several at once."""
 
     losses: Tensor
     rows: list[Row]
+    node: Node
+    parts: list[int]  # of the backward pass that has the gradient of each column (`trace.parts`)
 
 
-def terms_of(root: Tensor, scale: float = 1.0) -> list[Term]:
-    """The terms of a scalar; those that no recorded pass takes part in (weight penalties) are left out."""
+def terms_of(root: Tensor, scale: float = 1.0) -> tuple[list[Term], list[Node]]:
+    """The terms of a scalar, and the nodes that no recorded pass is below, such as penalties on the weights."""
     found: list[Term] = []
+    strays: list[Node] = []
     with torch.no_grad():
         todo: list[tuple[Node, int, Tensor]] = [(root.grad_fn, root.output_nr, torch.full_like(root, scale))]
         while todo:
@@ -64,28 +67,32 @@ def terms_of(root: Tensor, scale: float = 1.0) -> list[Term]:
             if losses is not None:
                 rows = _rows(node)
                 if rows:
-                    found.append(Term(_by_row(losses, rows), rows))
+                    losses = _by_row(losses, rows)
+                    found.append(Term(losses, rows, node, [0] * losses.shape[1]))
+                else:
+                    strays.append(node)
                 continue
             name = node.name()
             live = [(each, k) for each, k in node.next_functions if each is not None]
             if index or not (name in _LINEAR or (name in _PRODUCTS and len(live) == 1)):
                 if _rows(node, at_node=True):
                     raise NotATermError(name)
+                strays.append(node)
                 continue
             grads = node(g)
             grads = grads if isinstance(grads, tuple) else (grads,)
             for (below, k), grad in zip(node.next_functions, grads, strict=True):
                 if below is not None and grad is not None:
                     todo.append((below, k, grad))
-    return found
+    return found, strays
 
 
 def _losses(node: Node, g: Tensor) -> Tensor | None:
     """The elements of a known loss, times their factor in the root; None if the node is none."""
     name = node.name()
-    if name == "PowBackward0" and node._saved_exponent == 2:
-        found = node._saved_self.detach().square()
-    elif name == "MulBackward0" and len(node.next_functions) == 2 and _same(*node.next_functions):
+    if (name == "PowBackward0" and node._saved_exponent == 2) or (
+        name == "MulBackward0" and len(node.next_functions) == 2 and _same(*node.next_functions)
+    ):
         found = node._saved_self.detach().square()
     elif name == "AbsBackward0":
         found = node._saved_self.detach().abs()
@@ -117,13 +124,11 @@ _FUNCTIONS: dict[str, Callable[[Node], Tensor]] = {
 
 
 def _by_row(losses: Tensor, rows: list[Row]) -> Tensor:
-    """The loss of each row; a residual may have several components, and a lonely row may lie across."""
-    samples = {row[0].samples() for row in rows}
-    if losses.dim() > 1 and len(losses) == 1 and len(samples) == 1 and losses.numel() == max(samples) > 1:
-        return losses.flatten()
-    if not losses.dim():
-        losses = losses[None]
-    return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+    """The losses as (n, k); a single row may lie across."""
+    samples = max(row[0].samples() for row in rows)
+    if losses.dim() > 1 and len(losses) == 1 and losses.numel() == samples > 1:
+        return losses.reshape(-1, 1)
+    return losses.reshape(len(losses) if losses.dim() else 1, -1)
 
 
 def _rows(start: Node, *, at_node: bool = False) -> list[Row]:
@@ -170,13 +175,17 @@ def below(tensor: Tensor) -> list[Recording]:
 
 # -- the scalar that backward() is called on, before its graph is freed ------------------------------------------------
 
-See = Callable[[Tensor, float], None]
+Run = Callable[..., None]
+See = Callable[[Tensor, float, Run | None], bool]
 _waiting: list[WeakMethod[See]] = []
 _backward = torch.autograd.backward
 
 
 def await_loss(see: See) -> None:
-    """Call a method with the next scalars that `backward` is called on, and their factor, until `stop_waiting`."""
+    """Call a method with the scalars that `backward` is called on, until `stop_waiting`.
+
+    It gets their factor, and the function that makes the backward pass; it returns whether it has called that.
+    """
     if not any(each() == see for each in _waiting):
         _waiting.append(WeakMethod(see))
     torch.autograd.backward = _watched_backward  # type: ignore[assignment]
@@ -188,14 +197,23 @@ def stop_waiting(see: See) -> None:
         torch.autograd.backward = _backward
 
 
-def _watched_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **options: Any) -> None:
+def _watched_backward(
+    tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False, **options: Any
+) -> None:
     roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     given = grad_tensors if isinstance(grad_tensors, Tensor) or grad_tensors is None else next(iter(grad_tensors), None)
-    if len(roots) == 1 and isinstance(roots[0], Tensor) and roots[0].numel() == 1:
-        for each in list(_waiting):
-            see = each()
-            if see is not None:
-                see(roots[0], 1.0 if given is None else float(given))
-    if not any(each() is not None for each in _waiting):
+
+    def run(*, again: bool = False) -> None:
+        keep = retain_graph if retain_graph is not None else create_graph
+        _backward(tensors, grad_tensors, keep or again, create_graph, **options)
+
+    waiting = [see for see in (each() for each in _waiting) if see is not None]
+    if not waiting:
+        _waiting.clear()
         torch.autograd.backward = _backward
-    _backward(tensors, grad_tensors, *args, **options)
+    if len(roots) == 1 and isinstance(roots[0], Tensor) and roots[0].numel() == 1 and not create_graph:
+        factor = 1.0 if given is None else float(given)
+        for k, see in enumerate(waiting):
+            if see(roots[0], factor, run if k == len(waiting) - 1 and not options.get("inputs") else None):
+                return
+    run()

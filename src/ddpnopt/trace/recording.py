@@ -49,6 +49,7 @@ class LayerRecord:
     span: tuple[int, int] | None = None  # of the outputs that were computed; None: all
     layouts: list[Layout | None] = field(default_factory=lambda: [None])  # of each use: if not in dimension 0
     arrivals: int = 0  # gradients that have arrived at p_h
+    other_parts: list[tuple[int, Tensor]] = field(default_factory=list)  # p_h in further parts of the backward pass
     noted: WeightUses | None = None  # all uses of the weight, where derivatives may become part of the loss
     _h: Tensor | None = None
     _version: int = 0
@@ -234,13 +235,16 @@ def arrived_at_input(recording: Recording, record: LayerRecord, grad: Tensor) ->
 def arrived_at_layer(recording: Recording, record: LayerRecord, grad: Tensor) -> None:
     if is_derivative(recording):
         return
+    p_h = grad if grad.shape == record.h_shape else grad.reshape(record.h_shape)
+    if recording.arrivals.part:
+        record.other_parts.append((recording.arrivals.part, p_h))
+        return
     record.arrivals += 1
     if record.arrivals > recording.backwards:
         recording.backwards = record.arrivals
         recording.task = torch._C._current_graph_task_id()
         recording.arrivals.recordings.append(recording)
         recording.arrivals.see_root()
-    p_h = grad if grad.shape == record.h_shape else grad.reshape(record.h_shape)
     if record._h is not None:
         if record._h._version == record._version and p_h.dim() > 1:
             wide = torch.promote_types(p_h.dtype, torch.float32)  # a scaled loss would overflow half precision

@@ -32,6 +32,7 @@ class WeightUses:
     anchor: Tensor  # makes each use a node of the graph, and tells the backward pass of the loss from others
     nodes: list[Any]  # that accumulate the gradients of weight and bias
     found: list[Use] = field(default_factory=list)
+    parts: list[int] = field(default_factory=list)  # of the backward pass (`trace.parts`) that each is from
 
     @classmethod
     def of(cls, recording: Recording, parameters: list[nn.Parameter], skipped: bool, anchor: Tensor) -> WeightUses:
@@ -44,9 +45,11 @@ class WeightUses:
         return h
 
     def note(self, x: Tensor, p: Tensor, biased: bool) -> None:
+        arrivals = self.recording.arrivals
         if not is_derivative(self.recording):
-            self.recording.arrivals.note_uses(self.recording)
+            arrivals.note_uses(self.recording)
             self.found.append((x.detach(), p.detach(), biased))
+            self.parts.append(arrivals.part)
 
     def wants_weight_gradients(self) -> bool:
         """Whether the backward pass that is running has to return the gradients of weight and bias."""

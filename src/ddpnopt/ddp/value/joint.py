@@ -32,10 +32,11 @@ class Joint(ScaleFree):
         if stage.balance is None:
             stage.balance = Balance(None, None, [torch.ones_like(part) for part in stage.u])
 
-    def solve(self, damping: float, fraction: float = 1.0) -> tuple[float, float]:
+    def solve(self, damping: float, fraction: float, anew: Tensor) -> float:
         """Solve the system for a damping relative to the mean diagonal of A; the step is a fraction of the solution.
 
-        Returns the loss that the linear model predicts: for the batch itself, and for samples left out of it.
+        Returns the loss that the linear model predicts for the next batch. Samples that are drawn anew in each step
+        have what a step made without them would leave.
         """
         assert self.S is not None
         r = self.target
@@ -44,14 +45,15 @@ class Joint(ScaleFree):
         factor = self._factor(A)
         target = r if self.m is None else r - self.root * self.m
         y = torch.cholesky_solve(target[:, None], factor)[:, 0]
-        seen = r + fraction * (self._damping * y - r)
-        unseen = r + fraction * (y / torch.cholesky_inverse(factor).diagonal() - r)
+        left = self._damping * y
+        if bool(anew.any()):
+            left = torch.where(anew, y / torch.cholesky_inverse(factor).diagonal(), left)
+        after = r + fraction * (left - r)
         self._y, self._fraction = fraction * y, fraction
         for stage in self._stages:
             stage.fraction = fraction
             stage.state["penalty_rate"] = stage.eta / self._damping  # for the next step
-        after, left_out = (0.5 * torch.stack([seen @ seen, unseen @ unseen])).tolist()
-        return after, left_out
+        return 0.5 * float(after @ after)
 
     def _weights(self, system: System, c: Tensor | None) -> Tensor:
         assert self._y is not None
