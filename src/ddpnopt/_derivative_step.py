@@ -17,7 +17,7 @@ from ddpnopt.ddp.sweep import Log, backward_pass, forward_pass
 from ddpnopt.ddp.trust import KEPT
 from ddpnopt.ddp.value.joint import Joint
 from ddpnopt.linear.layer import add
-from ddpnopt.trace.derivatives import JointBatch, Unjoined, joint_batch
+from ddpnopt.trace.derivatives import JointBatch, UnjoinedError, joint_batch
 from ddpnopt.trace.recording import Recording
 from ddpnopt.trace.rescaling import follow, penalty
 
@@ -37,7 +37,7 @@ def step_of(opt: DDPNOpt) -> Step:
     else:
         try:
             return DerivativeStep(opt, joint_batch(arrivals))
-        except Unjoined as why:
+        except UnjoinedError as why:
             arrivals.unjoined = str(why)
     return Step(opt)
 

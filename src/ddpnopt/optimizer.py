@@ -48,9 +48,9 @@ class DDPNOpt(HookedOptimizer):
             opt.step()
 
     Several forward and backward passes before a step() are the micro-batches of one batch: with the loss of each
-    divided by their number the step is that of the whole batch (gradient accumulation). For evaluation, and before the
-    model is saved for use, `opt.eval()` puts the average of the weights over the last part of training into the model;
-    `opt.train()` restores the training weights. Both are optional. An option without effect in the form is refused.
+    divided by their number the step is that of the whole batch (gradient accumulation). For evaluation `opt.eval()`
+    puts the average of the weights over the last part of training into the model; `opt.train()` restores the training
+    weights. Both are optional. An option without effect in the form is refused.
 
     Args:
         model: any `nn.Module`. Its `nn.Linear` and `nn.Conv1d/2d/3d` layers get feedback; with value="batch" and
@@ -183,11 +183,7 @@ class DDPNOpt(HookedOptimizer):
         self.data_parallel = data_parallel
         self.report = Report()
         self.steps, self.samples = 0, 0  # taken and seen so far
-        self._length, self._distance, self._trust = (
-            StepLength(),
-            Distance(),
-            Trust(),
-        )  # of steps without a learning rate
+        self._length, self._distance, self._trust = StepLength(), Distance(), Trust()  # without a learning rate
         self._uses_losses = diagnostics or self.form.uses_losses
         self._troubles = Troubles()
         self._chains: dict[tuple[Any, ...], bool] = {}  # whether a sequence of layers is a chain, by signature
@@ -318,7 +314,7 @@ class DDPNOpt(HookedOptimizer):
         in_use = self._averaging is not None and self._averaging.in_use
         counts: dict[str, Any] = {"steps": self.steps, "samples": self.samples, "averages_in_use": in_use}
         if self.form.scale_free:
-            counts["step_length"], counts["distance"] = self._length.state(), self._distance.state()
+            counts |= {"step_length": self._length.state(), "distance": self._distance.state()}
             counts["trust"] = self._trust.state()
         return {**super().state_dict(), STATE_KEY: {**state_header(type(self.curvature).__name__), **counts}}
 
@@ -327,9 +323,8 @@ class DDPNOpt(HookedOptimizer):
         super().load_state_dict({key: value for key, value in state_dict.items() if key != STATE_KEY})
         found = state_dict.get(STATE_KEY, {})
         self.steps, self.samples = found.get("steps", 0), found.get("samples", 0)
-        self._length = StepLength(**found.get("step_length", {}))
+        self._length, self._trust = StepLength(**found.get("step_length", {})), Trust(**found.get("trust", {}))
         self._distance = Distance(**found.get("distance", {}))
-        self._trust = Trust(**found.get("trust", {}))
         if self.form.scale_free and "step_length" not in found:  # saved with a learning rate: start again from 1
             for group in self.param_groups:
                 group["lr"] = 1.0

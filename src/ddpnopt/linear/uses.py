@@ -20,7 +20,9 @@ from torch import Tensor
 from ddpnopt.linear.layer import Layer, Parts
 from ddpnopt.linear.linear import Linear
 from ddpnopt.linear.metric import Metric
-from ddpnopt.linear.sample_gradients import SampleGradients
+from ddpnopt.linear.sample_gradients import Explicit, SampleGradients
+
+PRODUCT = 64  # an elementwise product of two Gram matrices takes as long as this many multiplications in one
 
 Use = tuple[Tensor, Tensor, bool]
 """Input-like (B, …, J), output-like (B, …, O), and whether the bias takes part."""
@@ -69,6 +71,9 @@ class LinearUses(Layer):
             x = torch.cat([x[..., :-1], torch.zeros_like(x[..., -1:])], -1)
         if x.dim() == 3 and x.shape[1] == 1:
             x, p = x[:, 0], p[:, 0]
+        P, (O, J) = x[0].numel() // x.shape[-1], joint.weight_shape
+        if P > 1 and P * P * (J + O + PRODUCT) > O * J and not recompute:
+            return OfUses(self, Explicit(joint, x, p))
         return OfUses(self, joint.sample_gradients(x, p, others=others, recompute=recompute))
 
 

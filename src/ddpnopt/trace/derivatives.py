@@ -46,7 +46,7 @@ class JointBatch:
     blocks: list[tuple[list[Recording], int]]  # the passes that rows belong to, and how many rows there are
 
 
-class Unjoined(Exception):
+class UnjoinedError(Exception):
     """Why the passes of a step cannot be one batch: a message for the user."""
 
 
@@ -54,17 +54,17 @@ def joint_batch(arrivals: Arrivals) -> JointBatch:
     """All passes since the last step as one batch."""
     passes = arrivals.passes()
     if arrivals.not_terms or not arrivals.terms:
-        raise Unjoined(
+        raise UnjoinedError(
             "it is not a sum of squares, or of other losses that are zero at best, one for each sample"
             + (f" ({arrivals.not_terms})" if arrivals.not_terms else "")
         )
     twice = len(arrivals.recordings) > len({id(each) for each in arrivals.recordings})
     if twice or arrivals.incomplete or arrivals.hidden or not passes or not all(one.training for one in passes):
-        raise Unjoined("")  # which is an error, or has its own message
+        raise UnjoinedError("")  # which is an error, or has its own message
     sets = _sets(passes, arrivals.terms)
     taking_part = _layers(passes)
     if not taking_part:
-        raise Unjoined("none of its layers is an nn.Linear that is used as it is")
+        raise UnjoinedError("none of its layers is an nn.Linear that is used as it is")
     first = passes[0]
     joint = Recording(first.args, first.kwargs, True, first.device, first.rng, first.autocast, arrivals)
     joint.serial, joint.task, joint.passes = first.serial, first.task, passes
@@ -88,7 +88,7 @@ def _sets(passes: list[Recording], terms: list[Term]) -> list[Points]:
         if first is second:
             return
         if first.size != second.size:
-            raise Unjoined("it compares passes with different numbers of samples")
+            raise UnjoinedError("it compares passes with different numbers of samples")
         first.passes += second.passes
         sets.update({id(one): first for one in second.passes})
 
@@ -100,15 +100,15 @@ def _sets(passes: list[Recording], terms: list[Term]) -> list[Points]:
     for term in terms:
         for other, offset in term.rows:
             if id(other) not in sets:
-                raise Unjoined("a pass in it was recorded by another optimizer")
+                raise UnjoinedError("a pass in it was recorded by another optimizer")
             if offset != term.rows[0][1]:
-                raise Unjoined("it compares different samples with each other")
+                raise UnjoinedError("it compares different samples with each other")
             merge(term.rows[0][0], other)
     found = list({id(each): each for each in sets.values()}.values())
     for term in terms:
         points, offset, n = sets[id(term.rows[0][0])], term.rows[0][1], len(term.losses)
         if n != points.size if offset is None else offset + n > points.size:
-            raise Unjoined("a residual in it does not belong to one sample")
+            raise UnjoinedError("a residual in it does not belong to one sample")
         for part, column in zip(term.parts, term.losses.unbind(1), strict=True):
             if part not in points.losses:
                 points.losses[part] = column.new_zeros(points.size, dtype=torch.float64)
@@ -116,7 +116,7 @@ def _sets(passes: list[Recording], terms: list[Term]) -> list[Points]:
             points.losses[part][offset or 0 :][:n] += column
             points.covered[part][offset or 0 :][:n] = True
     if any(not each.losses for each in found):
-        raise Unjoined("a pass takes part in it that no residual belongs to")
+        raise UnjoinedError("a pass takes part in it that no residual belongs to")
     return sorted(found, key=lambda each: each.passes[0].serial)
 
 
@@ -183,7 +183,7 @@ def _record(model_layer: ModelLayer, sets: list[Points], *, skipped: bool) -> La
     ]
     x, p = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
     record = LayerRecord(model_layer, x, x._version, skipped, p.shape)
-    record.layer, record.p_h = layer, p  # type: ignore[assignment]
+    record.layer, record.p_h = layer, p
     return record
 
 

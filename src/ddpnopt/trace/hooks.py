@@ -239,7 +239,7 @@ class Capture(Intercepting):
         on_gradient(alias, partial(arrived_at_output, recording, len(recording.q)))
         recording.outputs.append(output.detach())
         recording.positions.append(position)
-        alias.grad_fn.metadata[MARK] = recording  # type: ignore[union-attr]
+        alias.grad_fn.metadata[MARK] = recording
         recording.returned.append(weakref.ref(alias))
         setattr(alias, RETURNED, True)
         recording.q.append(None)
@@ -280,9 +280,7 @@ class Capture(Intercepting):
             return None  # frozen, or temporarily replaced (functional_call)
         if recording is None:
             if torch._C._current_graph_task_id() != -1 and model_layer.name in self._skipped:
-                self._skip_grads(
-                    model_layer
-                )  # activation checkpointing runs the layer again and expects the same graph
+                self._skip_grads(model_layer)  # checkpointing runs the layer again and expects the same graph
             return None
         if not self._reuse and any(r.model_layer is model_layer for r in recording.layers):
             raise ModelError(
