@@ -73,7 +73,7 @@ class DerivativeStep(Step):
 
     def plan(self, fraction: float) -> None:
         opt, trust = self.opt, self.opt._trust
-        loss, points = float(self.joint_losses.sum()), [_fingerprint(passes) for passes, _ in self.joint.blocks]
+        loss, points = float(self.joint_losses.sum()), [_fingerprint(one) for one in self.joint.recording.passes]
         self.stages = []
         if trust.takes_back(loss, points, opt.steps):
             opt.report.shortened += 1
@@ -97,9 +97,7 @@ class DerivativeStep(Step):
             record.free()
         self.policies = backward_pass(self.stages, value, opt.curvature, 1.0)
         self.fraction = max(float(group["lr"]) for group in opt.param_groups)
-        drawn = trust.drawn_anew(points)
-        anew = torch.cat([torch.full((n,), each) for each, (_, n) in zip(drawn, self.joint.blocks, strict=True)])
-        predicted = value.solve(trust.damping, self.fraction, anew.to(self.joint_losses.device))
+        predicted = value.solve(trust.damping, self.fraction)
         if not math.isfinite(predicted):
             raise not_finite("the Gram matrix of the samples' gradients", ADVICE)
         trust.remember(loss, predicted, points, opt.steps)
@@ -127,7 +125,6 @@ class DerivativeStep(Step):
         return True
 
 
-def _fingerprint(passes: list[Recording]) -> float:
-    """A number that tells the inputs of passes from others."""
-    inputs = [t.detach() for one in passes for t in one.inputs if t.is_floating_point()]
-    return float(sum((float(t.double().square().sum()) for t in inputs), 0.0))
+def _fingerprint(one: Recording) -> float:
+    """A number that tells the inputs of a pass from others."""
+    return sum((float(t.detach().double().square().sum()) for t in one.inputs if t.is_floating_point()), 0.0)

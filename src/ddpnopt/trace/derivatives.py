@@ -43,7 +43,6 @@ class JointBatch:
 
     recording: Recording
     losses: Tensor  # (rows,)
-    blocks: list[tuple[list[Recording], int]]  # the passes that rows belong to, and how many rows there are
 
 
 class UnjoinedError(Exception):
@@ -76,7 +75,7 @@ def joint_batch(arrivals: Arrivals) -> JointBatch:
                 _leave(record)
     losses = torch.cat([each.losses[part][index] for each in sets for part, index in each.rows()])
     joint.batch_size, joint.signature = len(losses), ("derivatives", *(record.name for record in joint.layers))
-    return JointBatch(joint, losses, [(each.passes, len(index)) for each in sets for _, index in each.rows()])
+    return JointBatch(joint, losses)
 
 
 def _sets(passes: list[Recording], terms: list[Term]) -> list[Points]:

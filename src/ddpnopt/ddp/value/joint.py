@@ -32,11 +32,10 @@ class Joint(ScaleFree):
         if stage.balance is None:
             stage.balance = Balance(None, None, [torch.ones_like(part) for part in stage.u])
 
-    def solve(self, damping: float, fraction: float, anew: Tensor) -> float:
+    def solve(self, damping: float, fraction: float) -> float:
         """Solve the system for a damping relative to the mean diagonal of A; the step is a fraction of the solution.
 
-        Returns the loss that the linear model predicts for the next batch. Samples that are drawn anew in each step
-        have what a step made without them would leave.
+        Returns the loss that the linear model predicts for the same batch after the step.
         """
         assert self.S is not None
         r = self.target
@@ -45,10 +44,7 @@ class Joint(ScaleFree):
         factor = self._factor(A)
         target = r if self.m is None else r - self.root * self.m
         y = torch.cholesky_solve(target[:, None], factor)[:, 0]
-        left = self._damping * y
-        if bool(anew.any()):
-            left = torch.where(anew, y / torch.cholesky_inverse(factor).diagonal(), left)
-        after = r + fraction * (left - r)
+        after = r + fraction * (self._damping * y - r)
         self._y, self._fraction = fraction * y, fraction
         for stage in self._stages:
             stage.fraction = fraction
