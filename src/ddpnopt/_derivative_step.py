@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,6 +49,12 @@ class DerivativeStep(Step):
     def __init__(self, opt: DDPNOpt, joint: JointBatch) -> None:
         super().__init__(opt)
         self.joint, self.joint_losses = joint, joint.losses
+        self._trust_before = replace(opt._trust)
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        super().__exit__(kind, *rest)
+        if kind is not None:
+            self.opt._trust = self._trust_before
 
     def _take(self) -> tuple[Recording | None, Passes]:
         return self.joint.recording, self.opt._capture

@@ -47,10 +47,9 @@ class DDPNOpt(HookedOptimizer):
             loss.backward()
             opt.step()
 
-    Several forward and backward passes before a step() are the micro-batches of one batch: with the loss of each
-    divided by their number the step is that of the whole batch (gradient accumulation). For evaluation `opt.eval()`
-    puts the average of the weights over the last part of training into the model; `opt.train()` restores the training
-    weights. Both are optional. An option without effect in the form is refused.
+    Several forward and backward passes before a step() are the micro-batches of one batch (gradient accumulation, with
+    the loss of each divided by their number). For evaluation `opt.eval()` puts the average of the weights over the last
+    part of training into the model; `opt.train()` restores them. An option without effect in the form is refused.
 
     Args:
         model: any `nn.Module`. Its `nn.Linear` and `nn.Conv1d/2d/3d` layers get feedback; with value="batch" and
@@ -203,10 +202,9 @@ class DDPNOpt(HookedOptimizer):
         input_gradients_from: float = INPUT_GRADIENTS_FROM if recompute is None else 0
         if recompute or not feedback:
             input_gradients_from = math.inf
-        skip = feedback and not weight_grads
         self._capture = Capture(
-            model, layers, skip_weight_grads=skip, input_gradients_from=input_gradients_from, reuse=joint,
-            batch_dim=batch_dim,
+            model, layers, skip_weight_grads=feedback and not weight_grads, input_gradients_from=input_gradients_from,
+            reuse=joint, batch_dim=batch_dim,
         )  # fmt: skip
         self._capture.arrivals.couples = scale_free and feedback and not data_parallel
         self._group = Group(None if data_parallel is True else data_parallel) if data_parallel else None
