@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
-from ddpnopt._collect import one_recording, why_open_loop
+from ddpnopt._collect import is_chain, one_recording, why_open_loop
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
 from ddpnopt._step_length import accept_length, choose_fraction, keep_update, watches_slope
 from ddpnopt._troubles import DEAD_EVERY
@@ -31,7 +31,6 @@ from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
 from ddpnopt.ddp.value import ScaleFree, ValueFunction
 from ddpnopt.errors import StepError
-from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import add, in_precision
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
@@ -97,7 +96,7 @@ class Step:
         opt, capture = self.opt, self.opt._capture
         recorded = opt.feedback or opt.curvature.watches({})
         if capture.enabled:
-            self.recording, self.passes = one_recording(capture, opt.form, feedback=opt.feedback)
+            self.recording, self.passes = self._take()
             self.layers = self.recording.layers if recorded and self.recording is not None else []
         elif recorded:
             self.known = opt._parameters.known_layers(capture.layers)
@@ -116,6 +115,9 @@ class Step:
         known = [p for layer in self.known for p in layer.parameters]
         gradients = (*(record.p_h for record in self.layers), *(p.grad for p in (*self.rest, *known)))
         self._gradient_sum = finite_sum([g for g in gradients if g is not None])
+
+    def _take(self) -> tuple[Recording | None, Passes]:
+        return one_recording(self.opt._capture, self.opt.form, feedback=self.opt.feedback)
 
     def _own_parameters(self) -> set[nn.Parameter]:
         """The parameters of the layers that are not left to `rest`."""
@@ -209,7 +211,7 @@ class Step:
         """Lines 6 to 13 of Algorithm 3: the backward pass, and with it a policy for each layer."""
         opt, recording, peers = self.opt, self.recording, self.peers
         assert recording is not None
-        self.displacement = Displacement(self._is_chain(recording), once=not opt.diagnostics)
+        self.displacement = Displacement(is_chain(opt, self.passes, recording), once=not opt.diagnostics)
         memory = (opt._length.memory, watches_slope(self)) if opt.form.scale_free else None
         given = recording, self.displacement, fraction, self.sample_losses, peers, memory
         (p_h, p_x), self.value = opt.form.start(self.passes, *given)
@@ -238,19 +240,6 @@ class Step:
             choose_fraction(self, self.value, fraction)
         if opt.diagnostics:
             opt.report.predicted = predicted_change(self.stages, self.value, self.policies)
-
-    def _is_chain(self, recording: Recording) -> bool:
-        """Whether each layer reads only the layer before it; found out once for each sequence of layers."""
-        chains, key = self.opt._chains, recording.signature
-        if key not in chains:
-            several = bool(recording.passes) or any(
-                len(r.uses) > 1 or r.later is not None or isinstance(r.layer, Given) for r in recording.layers
-            )
-            chains[key] = not several and all(
-                probe.off_chain(recording) is None for probe in self.passes.probes(recording)
-            )
-            self.opt._capture.keep_outputs = not all(chains.values())
-        return chains[key]
 
     def apply(self) -> None:
         """Lines 14 to 18: the forward pass, in which each layer is updated when its new input is known."""

@@ -73,6 +73,8 @@ def scale(recording: Recording, factor: float) -> None:
         record.p_h = None if record.p_h is None else record.p_h.to(dtype) * factor
         record.p_x = None if record.p_x is None else record.p_x.to(dtype) * factor
         record.p_h_dot_h = None if record.p_h_dot_h is None else record.p_h_dot_h * factor
+        if record.noted is not None:
+            record.noted.scale(factor)
 
 
 def _wide(q: Tensor) -> torch.dtype:

@@ -48,11 +48,12 @@ class ScaleFree(Batch):
     """Joint value function of the batch in balanced variables; `ask` sets the fraction after the backward pass."""
 
     def __init__(
-        self, losses: Tensor, displacement: Displacement, peers: Peers = ALONE, memory: float = 0.0, watch: bool = True
-    ) -> None:
+        self, losses: Tensor, displacement: Displacement, peers: Peers = ALONE, memory: float = 0.0, watch: bool = True,
+        least: float = LEAST_LOSS,
+    ) -> None:  # fmt: skip
         mean = peers.total(float(losses.sum())) / peers.batch(len(losses))
-        losses = losses.clamp_min(LEAST_LOSS * mean)
-        if peers.alone and losses.dtype.itemsize >= 4 and LEAST_LOSS * mean > torch.finfo(losses.dtype).tiny:
+        losses = losses.clamp_min(least * mean)
+        if peers.alone and losses.dtype.itemsize >= 4 and least * mean > torch.finfo(losses.dtype).tiny:
             r = losses.mul_(2).sqrt_()  # all are positive
             root = r.reciprocal()
             super().__init__(root.square(), r, displacement, residuals=(root, r))
