@@ -26,7 +26,7 @@ class Joint(ScaleFree):
     """Joint value function of a step in which no layer reacts to another."""
 
     def __init__(self, losses: Tensor, memory: float = 0.0, least: float = LEAST_SQUARE) -> None:
-        super().__init__(losses, Displacement(chain=True), memory=memory, least=least)
+        super().__init__(losses, Displacement(chain=True), memory=memory, watch=False, least=least)
 
     def _balance(self, stage: Stage) -> None:
         if stage.balance is None:
