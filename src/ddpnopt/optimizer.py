@@ -180,10 +180,10 @@ class DDPNOpt(HookedOptimizer):
         self.relax, self.relax_samples = relax, relax_samples
         self.on_nonfinite, self.diagnostics, self.recompute = on_nonfinite, diagnostics, recompute
         self.data_parallel = data_parallel
-        self.report = Report()
+        self.report, self._troubles = Report(), Troubles()
         self.steps, self.samples = 0, 0  # taken and seen so far
         self._length, self._distance, self._trust = StepLength(), Distance(), Trust()  # without a learning rate
-        self._uses_losses, self._troubles = diagnostics or self.form.uses_losses, Troubles()
+        self._uses_losses = diagnostics or self.form.uses_losses
         self._chains: dict[tuple[Any, ...], bool] = {}  # whether a sequence of layers is a chain, by signature
         self._averaging = Averaging() if (value == "batch" and feedback if average is None else average) else None
 
