@@ -26,6 +26,7 @@ from ddpnopt._value import (
     warn_uncertain,
 )
 from ddpnopt.ddp.loss import total_loss
+from ddpnopt.ddp.penalty import Penalties
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
@@ -34,7 +35,7 @@ from ddpnopt.errors import StepError
 from ddpnopt.linear.layer import add, in_precision
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
-from ddpnopt.trace.rescaling import Average, follow, penalty, scale
+from ddpnopt.trace.rescaling import Average, find_penalties, follow, penalty, scale
 
 if TYPE_CHECKING:
     from ddpnopt.optimizer import DDPNOpt
@@ -57,6 +58,7 @@ class Step:
         self.rest: list[nn.Parameter] = []  # all others with a gradient
         self.losses: Losses | None = None
         self.sample_losses: Tensor | None = None  # (B,)
+        self.penalties = Penalties()  # on the weights, of steps without a learning rate
         self.stages: list[Stage] = []
         self.policies: Policies = []
         self.value: ValueFunction
@@ -164,12 +166,10 @@ class Step:
             total = None if clipped is None or total is None else clipped * total
         share = self._share = peers.share(recording.batch_size) if peers is not None and form.mean else 1.0
         if opt.feedback:
-            for record in self.layers:
-                if any(p.grad is not None for p in record.parameters):
-                    record.extra = penalty(record, average)
-                if peers is not None and peers.extra:
-                    extra = record.extra or [p.new_zeros(p.shape) for p in record.parameters]
-                    record.extra = peers.sum([e * share for e in extra])
+            find_penalties(self.layers, average, peers, share)
+            if opt.form.scale_free:
+                self.penalties = Penalties.of([(r.extra, r.parameters) for r in self.layers if r.extra is not None])
+                total = self.penalties.taken_from(total)  # what is left is that of the outputs
             if opt._uses_losses:  # on the scale of the user's loss
                 self.losses = recognised_losses(recording, form.mean, total)
                 opt.report.loss = kind_of(self.losses)
@@ -212,7 +212,8 @@ class Step:
         opt, recording, peers = self.opt, self.recording, self.peers
         assert recording is not None
         self.displacement = Displacement(is_chain(opt, self.passes, recording), once=not opt.diagnostics)
-        memory = (opt._length.memory, watches_slope(self)) if opt.form.scale_free else None
+        cost = opt._parameters.stage_cost() + self.penalties.value()
+        memory = (opt._length.memory, watches_slope(self), cost) if opt.form.scale_free else None
         given = recording, self.displacement, fraction, self.sample_losses, peers, memory
         (p_h, p_x), self.value = opt.form.start(self.passes, *given)
         self.stages = []
@@ -295,11 +296,10 @@ class Step:
         return float(self.sample_losses.sum())
 
     def _total(self, loss: float) -> float:
-        """The loss of the whole batch and the weight decay."""
+        """The loss of the whole batch, the weight decay, and a penalty on the weights in the loss."""
         if not self.peers.alone:
             loss = self.peers.total(loss)
-        decayed = any(group["weight_decay"] for group in self.opt.param_groups)
-        return loss + self.opt._parameters.stage_cost() if decayed else loss
+        return loss + self.opt._parameters.stage_cost() + self.penalties.value()
 
     def undo(self) -> None:
         """Restore weights and state."""

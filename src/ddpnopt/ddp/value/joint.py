@@ -38,7 +38,7 @@ class Joint(ScaleFree):
 
         Returns the loss that the linear model predicts for the same batch after the step.
         """
-        self._assemble()
+        self._assemble(damping)
         assert self.S is not None
         r = self.target
         A = self.S * torch.outer(self.root, self.root)
@@ -47,10 +47,8 @@ class Joint(ScaleFree):
         target = self._less(r, self.m)
         y = torch.cholesky_solve(target[:, None], factor)[:, 0]
         after = r + fraction * (self._damping * y - r)
-        self._y, self._fraction = fraction * y, fraction
-        for stage in self._stages:
-            stage.fraction = fraction
-            stage.state["penalty_rate"] = stage.eta / self._damping  # for the next step
+        self._y = fraction * y
+        self._take(fraction)
         return 0.5 * float(after @ after)
 
     def _weights(self, system: System, c: Tensor | None) -> Tensor:
