@@ -42,6 +42,7 @@ def figure(name: str) -> str:
         "grid": grid,
         "speed": speed,
         "window": window,
+        "pinn": pinn,
     }
     if kind not in known:
         raise KeyError(f"no figure {name!r}; kinds: {', '.join(known)}")
@@ -100,6 +101,12 @@ def window(task: str, method: str, column: str) -> str:
     """`window cifar10-cnn / ddpnopt / best_accuracy`."""
     [row] = [r for r in rows("lr-window/lr-window.csv") if (r["task"], r["method"]) == (task, method)]
     return f"{float(row[column]):.1f}"
+
+
+def pinn(points: str, problem: str, method: str) -> str:
+    """`pinn fixed / poisson / Adam`: the relative error at the end."""
+    [row] = [r for r in rows(f"pinn/{points}.csv") if (r["problem"], r["method"].split()[0]) == (problem, method)]
+    return f"{float(row['error']):.1e}"
 
 
 def _spread(text: str) -> str:

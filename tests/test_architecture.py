@@ -33,18 +33,20 @@ MAY_IMPORT: dict[str, list[str]] = {
     "_value": [*BASE, "linear", "curvature", "ddp", "trace"],
     "_step_length": [*BASE, "linear", "ddp"],
     "_troubles": BASE,
-    "_collect": [*BASE, "trace", "_value"],
+    "_collect": [*BASE, "linear", "trace", "_value"],
     "_step": [
         *BASE, "linear", "curvature", "ddp", "trace", "_parameters", "_value", "_step_length", "_collect", "_troubles",
     ],
+    "_derivative_step": [*BASE, "linear", "curvature", "ddp", "trace", "_value", "_collect", "_step"],
     "optimizer": [
         *BASE, "_memory", "_options", "_averaging", "checkpoint",
-        "linear", "curvature", "ddp", "trace", "_parameters", "_value", "_step", "_troubles",
+        "linear", "curvature", "ddp", "trace", "_parameters", "_value", "_step", "_derivative_step",
+        "_troubles",
     ],
     "logging": [*BASE, "optimizer"],
     "control": ["errors", "_checks"],
 }  # fmt: skip
-SEE_DDP_AND_TRACE = {"_parameters", "_value", "_step", "optimizer"}
+SEE_DDP_AND_TRACE = {"_parameters", "_value", "_step", "_derivative_step", "optimizer"}
 
 
 def room(path: Path) -> str:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ddpnopt._checks import listed
 from ddpnopt._value import Passes, ValueForm, belong_together
+from ddpnopt.linear.given import Given
+from ddpnopt.trace.derivatives import leave_noted
 from ddpnopt.trace.hooks import Capture
 from ddpnopt.trace.layer_uses import even_out
 from ddpnopt.trace.micro_batches import MicroBatches, join
 from ddpnopt.trace.passes import as_one, by_backward_pass, leave_to_base
 from ddpnopt.trace.recording import Recording
+
+if TYPE_CHECKING:
+    from ddpnopt.optimizer import DDPNOpt
 
 
 def one_recording(capture: Capture, form: ValueForm, *, feedback: bool) -> tuple[Recording | None, Passes]:
@@ -17,6 +24,8 @@ def one_recording(capture: Capture, form: ValueForm, *, feedback: bool) -> tuple
     Without layers, or None, if the loss contains derivatives of the model.
     """
     arrivals = capture.arrivals
+    if feedback and arrivals.differentiated:
+        leave_noted(arrivals)
     only_derivatives = arrivals.differentiated and not arrivals.recordings
     recordings = [] if only_derivatives else arrivals.take_all()
     even_out([one.layers for one in recordings])
@@ -33,10 +42,24 @@ def one_recording(capture: Capture, form: ValueForm, *, feedback: bool) -> tuple
     return recordings[0], capture
 
 
+def is_chain(opt: DDPNOpt, passes: Passes, recording: Recording) -> bool:
+    """Whether each layer reads only the layer before it; found out once for each sequence of layers."""
+    chains, key = opt._chains, recording.signature
+    if key not in chains:
+        several = bool(recording.passes) or any(
+            len(r.uses) > 1 or r.later is not None or isinstance(r.layer, Given) for r in recording.layers
+        )
+        chains[key] = not several and all(probe.off_chain(recording) is None for probe in passes.probes(recording))
+        opt._capture.keep_outputs = not all(chains.values())
+    return chains[key]
+
+
 def why_open_loop(capture: Capture) -> str:
     """What to do about parameters without feedback that might have it."""
     if capture.arrivals.differentiated:
-        return " The loss contains a derivative of the model, which only autograd can follow: there is nothing to do."
+        if not capture.arrivals.unjoined:
+            return " The loss contains derivatives of the model: there, only nn.Linear takes part in the joint step."
+        return f" The loss contains derivatives of the model, and {capture.arrivals.unjoined}: there is nothing to do."
     left = sorted(capture.arrangement.left)
     if not left:
         return ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
-from ddpnopt._collect import one_recording, why_open_loop
+from ddpnopt._collect import is_chain, one_recording, why_open_loop
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
 from ddpnopt._step_length import accept_length, choose_fraction, keep_update, watches_slope
 from ddpnopt._troubles import DEAD_EVERY
@@ -26,16 +26,16 @@ from ddpnopt._value import (
     warn_uncertain,
 )
 from ddpnopt.ddp.loss import total_loss
+from ddpnopt.ddp.penalty import Penalties
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
 from ddpnopt.ddp.value import ScaleFree, ValueFunction
 from ddpnopt.errors import StepError
-from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import add, in_precision
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
-from ddpnopt.trace.rescaling import Average, follow, penalty, scale
+from ddpnopt.trace.rescaling import Average, find_penalties, follow, penalty, scale
 
 if TYPE_CHECKING:
     from ddpnopt.optimizer import DDPNOpt
@@ -58,6 +58,7 @@ class Step:
         self.rest: list[nn.Parameter] = []  # all others with a gradient
         self.losses: Losses | None = None
         self.sample_losses: Tensor | None = None  # (B,)
+        self.penalties = Penalties()  # on the weights, of steps without a learning rate
         self.stages: list[Stage] = []
         self.policies: Policies = []
         self.value: ValueFunction
@@ -97,7 +98,7 @@ class Step:
         opt, capture = self.opt, self.opt._capture
         recorded = opt.feedback or opt.curvature.watches({})
         if capture.enabled:
-            self.recording, self.passes = one_recording(capture, opt.form, feedback=opt.feedback)
+            self.recording, self.passes = self._take()
             self.layers = self.recording.layers if recorded and self.recording is not None else []
         elif recorded:
             self.known = opt._parameters.known_layers(capture.layers)
@@ -116,6 +117,9 @@ class Step:
         known = [p for layer in self.known for p in layer.parameters]
         gradients = (*(record.p_h for record in self.layers), *(p.grad for p in (*self.rest, *known)))
         self._gradient_sum = finite_sum([g for g in gradients if g is not None])
+
+    def _take(self) -> tuple[Recording | None, Passes]:
+        return one_recording(self.opt._capture, self.opt.form, feedback=self.opt.feedback)
 
     def _own_parameters(self) -> set[nn.Parameter]:
         """The parameters of the layers that are not left to `rest`."""
@@ -162,13 +166,12 @@ class Step:
             total = None if clipped is None or total is None else clipped * total
         share = self._share = peers.share(recording.batch_size) if peers is not None and form.mean else 1.0
         if opt.feedback:
-            for record in self.layers:
-                if any(p.grad is not None for p in record.parameters):
-                    record.extra = penalty(record, average)
-                if peers is not None and peers.extra:
-                    extra = record.extra or [p.new_zeros(p.shape) for p in record.parameters]
-                    record.extra = peers.sum([e * share for e in extra])
+            find_penalties(self.layers, average, peers, share)
+            if opt.form.scale_free:
+                self.penalties = Penalties.of([(r.extra, r.parameters) for r in self.layers if r.extra is not None])
+                total = self.penalties.taken_from(total)  # what is left is that of the outputs
             if opt._uses_losses:  # on the scale of the user's loss
+                total = opt._length.level(total)
                 self.losses = recognised_losses(recording, form.mean, total)
                 opt.report.loss = kind_of(self.losses)
                 unknown = total is None and true_loss(recording) is None
@@ -209,8 +212,9 @@ class Step:
         """Lines 6 to 13 of Algorithm 3: the backward pass, and with it a policy for each layer."""
         opt, recording, peers = self.opt, self.recording, self.peers
         assert recording is not None
-        self.displacement = Displacement(self._is_chain(recording), once=not opt.diagnostics)
-        memory = (opt._length.memory, watches_slope(self)) if opt.form.scale_free else None
+        self.displacement = Displacement(is_chain(opt, self.passes, recording), once=not opt.diagnostics)
+        cost = opt._parameters.stage_cost() + self.penalties.value()
+        memory = (opt._length.memory, watches_slope(self), cost) if opt.form.scale_free else None
         given = recording, self.displacement, fraction, self.sample_losses, peers, memory
         (p_h, p_x), self.value = opt.form.start(self.passes, *given)
         self.stages = []
@@ -238,19 +242,6 @@ class Step:
             choose_fraction(self, self.value, fraction)
         if opt.diagnostics:
             opt.report.predicted = predicted_change(self.stages, self.value, self.policies)
-
-    def _is_chain(self, recording: Recording) -> bool:
-        """Whether each layer reads only the layer before it; found out once for each sequence of layers."""
-        chains, key = self.opt._chains, recording.signature
-        if key not in chains:
-            several = bool(recording.passes) or any(
-                len(r.uses) > 1 or r.later is not None or isinstance(r.layer, Given) for r in recording.layers
-            )
-            chains[key] = not several and all(
-                probe.off_chain(recording) is None for probe in self.passes.probes(recording)
-            )
-            self.opt._capture.keep_outputs = not all(chains.values())
-        return chains[key]
 
     def apply(self) -> None:
         """Lines 14 to 18: the forward pass, in which each layer is updated when its new input is known."""
@@ -306,11 +297,10 @@ class Step:
         return float(self.sample_losses.sum())
 
     def _total(self, loss: float) -> float:
-        """The loss of the whole batch and the weight decay."""
+        """The loss of the whole batch, the weight decay, and a penalty on the weights in the loss."""
         if not self.peers.alone:
             loss = self.peers.total(loss)
-        decayed = any(group["weight_decay"] for group in self.opt.param_groups)
-        return loss + self.opt._parameters.stage_cost() if decayed else loss
+        return loss + self.opt._parameters.stage_cost() + self.penalties.value()
 
     def undo(self) -> None:
         """Restore weights and state."""

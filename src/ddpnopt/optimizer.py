@@ -12,11 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpnopt._averaging import EVERY, Averaging
 from ddpnopt._checks import require
+from ddpnopt._derivative_step import step_of
 from ddpnopt._distributed import OVERFLOW, Group, unwrap
 from ddpnopt._memory import retain_freed
 from ddpnopt._options import DEFAULT_LR, DEFAULTS, NOT_GIVEN, refuse, refuse_without_effect
 from ddpnopt._parameters import Parameters
-from ddpnopt._step import Step
 from ddpnopt._troubles import Troubles
 from ddpnopt._value import ValueForm
 from ddpnopt.checkpoint import STATE_KEY, check_state, state_header
@@ -25,6 +25,7 @@ from ddpnopt.curvature.names import curvature_of
 from ddpnopt.ddp.distance import Distance
 from ddpnopt.ddp.step_length import StepLength
 from ddpnopt.ddp.terminal import TerminalOption
+from ddpnopt.ddp.trust import Trust
 from ddpnopt.errors import ModelError, NonFiniteError, OptionError, StepError
 from ddpnopt.report import Report
 from ddpnopt.trace.hooked_optimizer import HookedOptimizer
@@ -46,10 +47,9 @@ class DDPNOpt(HookedOptimizer):
             loss.backward()
             opt.step()
 
-    Several forward and backward passes before a step() are the micro-batches of one batch: with the loss of each
-    divided by their number the step is that of the whole batch (gradient accumulation). For evaluation, and before the
-    model is saved for use, `opt.eval()` puts the average of the weights over the last part of training into the model;
-    `opt.train()` restores the training weights. Both are optional. An option without effect in the form is refused.
+    Several forward and backward passes before a step() are the micro-batches of one batch (gradient accumulation, with
+    the loss of each divided by their number). For evaluation `opt.eval()` puts the average of the weights over the last
+    part of training into the model; `opt.train()` restores them. An option without effect in the form is refused.
 
     Args:
         model: any `nn.Module`. Its `nn.Linear` and `nn.Conv1d/2d/3d` layers get feedback; with value="batch" and
@@ -180,11 +180,10 @@ class DDPNOpt(HookedOptimizer):
         self.relax, self.relax_samples = relax, relax_samples
         self.on_nonfinite, self.diagnostics, self.recompute = on_nonfinite, diagnostics, recompute
         self.data_parallel = data_parallel
-        self.report = Report()
+        self.report, self._troubles = Report(), Troubles()
         self.steps, self.samples = 0, 0  # taken and seen so far
-        self._length, self._distance = StepLength(), Distance()  # of steps without a learning rate
+        self._length, self._distance, self._trust = StepLength(), Distance(), Trust()  # without a learning rate
         self._uses_losses = diagnostics or self.form.uses_losses
-        self._troubles = Troubles()
         self._chains: dict[tuple[Any, ...], bool] = {}  # whether a sequence of layers is a chain, by signature
         self._averaging = Averaging() if (value == "batch" and feedback if average is None else average) else None
 
@@ -202,11 +201,11 @@ class DDPNOpt(HookedOptimizer):
         input_gradients_from: float = INPUT_GRADIENTS_FROM if recompute is None else 0
         if recompute or not feedback:
             input_gradients_from = math.inf
-        skip = feedback and not weight_grads
         self._capture = Capture(
-            model, layers, skip_weight_grads=skip, input_gradients_from=input_gradients_from, reuse=joint,
-            batch_dim=batch_dim,
+            model, layers, skip_weight_grads=feedback and not weight_grads, input_gradients_from=input_gradients_from,
+            reuse=joint, batch_dim=batch_dim,
         )  # fmt: skip
+        self._capture.arrivals.couples = scale_free and feedback and not data_parallel
         self._group = Group(None if data_parallel is True else data_parallel) if data_parallel else None
         if self._group is not None:
             self._group.broadcast(model)
@@ -240,7 +239,7 @@ class DDPNOpt(HookedOptimizer):
     def _step(self) -> None:
         if self._averaging is not None and self._averaging.in_use:
             raise StepError("step() while the model holds the average of the weights: call opt.train() first.")
-        with Step(self) as step:
+        with step_of(self) as step:
             # 1. Collect what the passes since the last step have recorded
             step.collect()
 
@@ -312,7 +311,8 @@ class DDPNOpt(HookedOptimizer):
         in_use = self._averaging is not None and self._averaging.in_use
         counts: dict[str, Any] = {"steps": self.steps, "samples": self.samples, "averages_in_use": in_use}
         if self.form.scale_free:
-            counts["step_length"], counts["distance"] = self._length.state(), self._distance.state()
+            counts |= {"step_length": self._length.state(), "distance": self._distance.state()}
+            counts["trust"] = self._trust.state()
         return {**super().state_dict(), STATE_KEY: {**state_header(type(self.curvature).__name__), **counts}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -320,7 +320,7 @@ class DDPNOpt(HookedOptimizer):
         super().load_state_dict({key: value for key, value in state_dict.items() if key != STATE_KEY})
         found = state_dict.get(STATE_KEY, {})
         self.steps, self.samples = found.get("steps", 0), found.get("samples", 0)
-        self._length = StepLength(**found.get("step_length", {}))
+        self._length, self._trust = StepLength(**found.get("step_length", {})), Trust(**found.get("trust", {}))
         self._distance = Distance(**found.get("distance", {}))
         if self.form.scale_free and "step_length" not in found:  # saved with a learning rate: start again from 1
             for group in self.param_groups:

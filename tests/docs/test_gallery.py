@@ -35,7 +35,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
 
     yield script
     for name in set(sys.modules) - before:
-        if name in ("drawing", "cases", "draw"):
+        if name in ("drawing", "cases", "draw", "problems"):
             del sys.modules[name]
 
 
@@ -51,6 +51,15 @@ def test_the_gallery_shows_every_example_and_names_only_what_exists() -> None:
         assert f"`examples/gallery/{name}.py`" in page
         assert f"(img/gallery-{name}.png)" in page
         assert (ROOT / "docs" / "img" / f"gallery-{name}.png").is_file()
+
+
+def test_physics_informed_networks_are_compared_in_tables_and_a_picture(load, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    ends = load("pinn", "compare").main(seconds=0.02, seeds=1, out=tmp_path)
+    assert {(row["problem"], row["method"].split()[0]) for row in ends} == {
+        (problem, method) for problem in ("poisson", "burgers") for method in ("DDPNOpt", "Adam", "L-BFGS")
+    }
+    assert (tmp_path / "fixed.csv").is_file()
+    assert (tmp_path / "pinn-fixed.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize("name", ["Skipped steps", "Undone steps", "Repeated steps", "Loss not recognised"])

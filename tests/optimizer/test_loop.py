@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from optimizer_networks import batches, cnn, distance, fcn, images, same, train,
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
+from ddpnopt.trace.recording import Recording
 
 VALUES = pytest.mark.parametrize("value", ["outer", "batch", "full"])
 Schedule = torch.optim.lr_scheduler
@@ -392,3 +394,17 @@ def test_the_share_asked_for_falls_with_the_root_of_the_samples_seen() -> None:
         assert opt.samples == samples + 6
         found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(*found)
+
+
+def test_recorded_passes_are_freed_with_or_without_a_step() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    opt = DDPNOpt(model)
+    for k in range(6):
+        loss = model(torch.randn(5, 4)).square().mean()
+        if k % 2:
+            loss.backward()
+            opt.step()
+    del loss
+    gc.collect()
+    alive = [each for each in gc.get_objects() if type(each) is Recording]
+    assert not [each for each in alive if each.arrivals is opt._capture.arrivals]

@@ -18,6 +18,7 @@ from ddpnopt.linear.layer import Layer, Parts, per_sample_dot, scale_samples, sy
 from ddpnopt.linear.linear import Linear, RankOne
 from ddpnopt.linear.metric import IDENTITY, Metric
 from ddpnopt.linear.sample_gradients import ByPlaces, Explicit, Recomputed, SampleGradients, Sums, output_pieces
+from ddpnopt.linear.uses import LinearUses
 
 
 class BalancedGradients(Sums, Protocol):
@@ -33,6 +34,8 @@ def balanced_gradients(
     """The form with the least work for inputs x and output gradients p."""
     if type(layer) is Linear and x.dim() == 2:
         return OuterProducts(layer, x, p, balance)
+    if isinstance(layer, LinearUses):
+        return InBalance(layer, x, p, balance, others, recompute)
     inputs, outputs = (x, p) if isinstance(balance, Diagonal) else (balance.inputs(x), balance.outputs(p))
     found = layer.sample_gradients(inputs, outputs, others=others, recompute=recompute)
     if isinstance(found, Explicit):

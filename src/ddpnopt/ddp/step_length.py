@@ -73,7 +73,16 @@ class StepLength:
     decrease: float = 0.0  # first-order decrease of the last step
     slope: float = 0.0  # running slope after a step, relative to `decrease`
     slope_weight: float = 0.0
+    below_zero: bool = False  # whether the loss of any batch was
     memory: float = 0.0  # times the last update is the prior of the next step
+
+    def level(self, loss: float | None) -> float | None:
+        """The loss of a batch as a level above its minimum: none, zero, once it has been below zero.
+
+        A loss that changes its sign from batch to batch (advantages in a policy gradient) has no level in any of them.
+        """
+        self.below_zero = self.below_zero or (loss is not None and loss < 0)
+        return 0.0 if self.below_zero else loss
 
     def choose(self, found: Evidence) -> float:
         """The fraction to ask for; a batch without loss or gradient leaves everything as it is."""

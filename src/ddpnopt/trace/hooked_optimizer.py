@@ -106,8 +106,9 @@ class HookedOptimizer(torch.optim.Optimizer):
             grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
             if grads:
                 torch._foreach_mul_(grads, factor)
-            for recording in self._capture.arrivals.recordings:
+            for recording in self._capture.arrivals.passes():
                 scale(recording, factor)
+            self._capture.arrivals.scale_terms(factor)
         return True
 
     def _overflowed(self) -> None:

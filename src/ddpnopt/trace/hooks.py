@@ -22,13 +22,14 @@ from ddpnopt._distributed import active_wrapper
 from ddpnopt.errors import ModelError
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.trace.arrangement import Arrangement
+from ddpnopt.trace.arrivals import Arrivals
 from ddpnopt.trace.compiled import let_compiled_code_see_hooks
 from ddpnopt.trace.fused import Fused
 from ddpnopt.trace.intercepting import Intercepting, transformed
+from ddpnopt.trace.loss_terms import MARK
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import (
     RETURNED,
-    Arrivals,
     LayerRecord,
     Recording,
     arrived_at_input,
@@ -41,6 +42,7 @@ from ddpnopt.trace.recording import (
 from ddpnopt.trace.replay import Playback, rng_state
 from ddpnopt.trace.rescaling import watch_overflow
 from ddpnopt.trace.untouched import Untouched
+from ddpnopt.trace.weight_uses import WeightUses, can_be_noted
 
 
 class _Source(torch.autograd.Function):
@@ -154,6 +156,7 @@ class Capture(Intercepting):
         self.arrivals.arrange = self.arrangement
         self._serial = 0
         self._anchor = torch.empty(0, requires_grad=True)
+        self._input: Tensor | None = None  # of the layer that is running, if all uses of its weight are noted
         self.wrapper: nn.Module | None = None  # DistributedDataParallel around the model, in the last forward pass
         self.batch_norms: list[tuple[str, nn.Module]] = [
             (n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
@@ -238,7 +241,8 @@ class Capture(Intercepting):
         on_gradient(alias, partial(arrived_at_output, recording, len(recording.q)))
         recording.outputs.append(output.detach())
         recording.positions.append(position)
-        recording.returned.append(alias)
+        alias.grad_fn.metadata[MARK] = recording
+        recording.returned.append(weakref.ref(alias))
         setattr(alias, RETURNED, True)
         recording.q.append(None)
         return alias
@@ -278,9 +282,7 @@ class Capture(Intercepting):
             return None  # frozen, or temporarily replaced (functional_call)
         if recording is None:
             if torch._C._current_graph_task_id() != -1 and model_layer.name in self._skipped:
-                self._skip_grads(
-                    model_layer
-                )  # activation checkpointing runs the layer again and expects the same graph
+                self._skip_grads(model_layer)  # checkpointing runs the layer again and expects the same graph
             return None
         if not self._reuse and any(r.model_layer is model_layer for r in recording.layers):
             raise ModelError(
@@ -294,8 +296,13 @@ class Capture(Intercepting):
         record = LayerRecord(model_layer, x.detach(), x._version, recomputed=_checkpointed(), uses=[use])
         record.span = getattr(module, "span", None)
         recording.layers.append(record)
-        self._skip_grads(model_layer)
-        record.skipped = bool(self._without_grad)
+        if self._may_be_differentiated(recording, record):
+            record.skipped = self.skip_weight_grads
+            record.noted = WeightUses.of(recording, model_layer.parameters, record.skipped, self._anchor)
+            self._input = x
+        else:
+            self._skip_grads(model_layer)
+            record.skipped = bool(self._without_grad)
         if record.skipped:
             self._skipped.add(model_layer.name)
         record.moves = x.requires_grad
@@ -303,7 +310,14 @@ class Capture(Intercepting):
             return None
         alias = x.view_as(x)  # to separate the gradient through this layer from that of other readers of x
         on_gradient(alias, partial(arrived_at_input, recording, record))
+        if record.noted is not None:
+            self._input = alias
         return (alias,), {}
+
+    def _may_be_differentiated(self, recording: Recording, record: LayerRecord) -> bool:
+        """Whether to note all uses of the weight: derivatives by the inputs may become part of the loss."""
+        seen = recording.reads_variable and not recording.autocast[0] and not self.compiled and not record.recomputed
+        return seen and self.arrivals.couples and self.wrapper is None and can_be_noted(record.model_layer)
 
     def _after(self, model_layer: ModelLayer, module: nn.Module, args: tuple[Any, ...], h: Tensor | None) -> Any:
         if Playback.replays:
@@ -313,14 +327,11 @@ class Capture(Intercepting):
         self._want_grads()
         if recomputed and h is not None and not h.requires_grad:
             return _Source.apply(h, self._anchor)  # type: ignore[no-untyped-call]
-        if (
-            h is None
-            or recording is None
-            or not recording.layers
-            or recording.layers[-1].model_layer is not model_layer
-        ):
+        record = recording.layers[-1] if recording is not None and recording.layers else None
+        if h is None or recording is None or record is None or record.model_layer is not model_layer:
             return None
-        record = recording.layers[-1]
+        if record.noted is not None and self._input is not None:
+            h, self._input = record.noted.apply(self._input, model_layer.weight, module._parameters["bias"]), None
         if self.wrapper is not None and record.skipped:  # it waits for all parameters, including the skipped ones
             h = _Source.apply(h.clone() if h._is_view() else h, *model_layer.parameters)  # type: ignore[no-untyped-call]
         elif not h.requires_grad:  # a first layer on constant input, its weight gradient skipped
@@ -333,5 +344,5 @@ class Capture(Intercepting):
         if record.skipped and recording.autocast[0]:
             watch_overflow(record, source)
         if record.skipped and self.untouched.steps_left and self.wrapper is None:
-            on_gradient(source, partial(self.untouched.leave, record))
+            on_gradient(source, partial(self.untouched.leave, recording, record))
         return h

@@ -113,10 +113,13 @@ def leave(record: LayerRecord) -> None:
     """Leave a layer to the base optimizer, which needs its gradient in `.grad`."""
     if not record.skipped:
         return
-    assert record.p_h is not None
-    dtype = record.parameters[0].dtype
-    own = record.layer.grad(record.input_in(dtype), record.p_h.to(dtype))
-    for p, grad in zip(record.parameters, own, strict=True):
+    if record.noted is not None and record.noted.recording.arrivals.differentiated:
+        own, record.skipped = record.noted.gradient(), False
+    else:
+        assert record.p_h is not None
+        dtype = record.parameters[0].dtype
+        own = record.layer.grad(record.input_in(dtype), record.p_h.to(dtype))
+    for p, grad in zip(record.parameters, own, strict=False):  # a frozen bias, or one without any use
         p.grad = grad if p.grad is None else p.grad + grad
 
 

@@ -96,7 +96,7 @@ def _links(recordings: list[Recording]) -> list[dict[int, int]]:
     for recording in recordings:
         inputs = [t for t in leaves((recording.args, recording.kwargs)) if isinstance(t, Tensor)]
         found.append({id(t): known[id(t)] for t in inputs if id(t) in known})
-        for position, tensor in zip(recording.positions, recording.returned, strict=True):
-            known[id(tensor)] = offset + position
+        for position, output in zip(recording.positions, recording.returned, strict=True):
+            known[id(output())] = offset + position  # one that is gone cannot be read by a later pass
         offset += recording.floating_outputs
     return found

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -17,14 +17,13 @@ from ddpnopt.errors import ModelError, StepError
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.given import Given
 from ddpnopt.linear.lookup import Lookup
-from ddpnopt.trace.backward_root import backward_root
-from ddpnopt.trace.compiled import compiler_is_loaded, let_compiled_code_see_hooks
-from ddpnopt.trace.layer_uses import settle
 from ddpnopt.trace.layout import Layout
 from ddpnopt.trace.model_layers import ModelLayer
 
 if TYPE_CHECKING:
+    from ddpnopt.trace.arrivals import Arrivals
     from ddpnopt.trace.loose import Uses
+    from ddpnopt.trace.weight_uses import WeightUses
 
 EMPTY = torch.empty(0)
 RETURNED = "_returned_by_ddpnopt_model"  # mark on the outputs of a recorded pass
@@ -50,6 +49,8 @@ class LayerRecord:
     span: tuple[int, int] | None = None  # of the outputs that were computed; None: all
     layouts: list[Layout | None] = field(default_factory=lambda: [None])  # of each use: if not in dimension 0
     arrivals: int = 0  # gradients that have arrived at p_h
+    other_parts: list[tuple[int, Tensor]] = field(default_factory=list)  # p_h in further parts of the backward pass
+    noted: WeightUses | None = None  # all uses of the weight, where derivatives may become part of the loss
     _h: Tensor | None = None
     _version: int = 0
 
@@ -93,7 +94,7 @@ class Recording:
     passes: list[Recording] = field(default_factory=list)  # the forward passes that this one consists of, if several
     links: list[dict[int, int]] = field(default_factory=list)  # of each of them: which inputs are outputs before it
     layouts: dict[int, Layout | None] = field(default_factory=dict)  # of outputs that do not begin with the batch
-    returned: list[Tensor] = field(default_factory=list)  # the outputs as the user has them
+    returned: list[ref[Tensor]] = field(default_factory=list)  # the outputs as the user has them: hooks there hold us
     serial: int = 0  # which forward pass it is
     task: int = -1  # which backward pass has come through
     anchor: Any = None  # a node of the graph that the backward pass of a loss runs, and autograd.grad(…) does not
@@ -200,93 +201,6 @@ class Recording:
                 )
 
 
-class Arrivals:
-    """The recordings that gradients have arrived at since the last step, one entry per backward pass."""
-
-    def __init__(self) -> None:
-        self.recordings: list[Recording] = []
-        self.seen_forward = False
-        self.differentiated = False  # whether a derivative of a pass since the last step may be part of the loss
-        self.incomplete = False  # … of one whose weight gradients were skipped
-        self.arrange: Callable[[Recording], None] | None = None  # finds the batch where it is not in dimension 0
-        self._roots: list[Tensor | None] = []  # the losses of these backward passes, each once
-        self._task = -1  # the backward pass that the last of them is from
-
-    def forget(self) -> None:
-        """Forget all backward passes; one that has differentiated a pass may still become part of a loss."""
-        self.recordings.clear()
-        self._roots.clear()
-        self._task = -1
-
-    def clear(self) -> None:
-        """After a step."""
-        self.forget()
-        self.differentiated = self.incomplete = False
-
-    def see_root(self) -> None:
-        """Note the loss of the backward pass that is running, once: it may go through several forward passes."""
-        task = torch._C._current_graph_task_id()
-        if task == self._task:
-            return
-        self._task = task
-        root = backward_root()
-        last = self._roots[-1] if self._roots else None
-        if root is None or last is None or root.data_ptr() != last.data_ptr():  # checkpointing runs one inside another
-            self._roots.append(root)
-
-    def loss_value(self) -> float | None:
-        """The sum of the losses that `backward` was called on; None where one is not known or not finite."""
-        roots = [root for root in self._roots if root is not None]
-        if not roots or len(roots) < len(self._roots):
-            return None
-        total = sum(float(root) for root in roots)
-        return total if math.isfinite(total) else None
-
-    def take(self) -> Recording:
-        """The recording of the only backward pass since the last step."""
-        if len(self.recordings) > 1:
-            raise StepError(
-                f"step() after {len(self.recordings)} backward passes: this optimizer takes one per step. Put the "
-                "samples into one batch (or add the losses) and call backward() once, or step() after each; "
-                "zero_grad() drops what has arrived so far."
-            )
-        return self.take_all()[0]
-
-    def take_all(self) -> list[Recording]:
-        """The recordings of all passes since the last step: the micro-batches of one batch."""
-        found = list(self.recordings)
-        if not found:
-            if compiler_is_loaded() and not self.seen_forward:
-                let_compiled_code_see_hooks()
-                raise StepError(
-                    "step() found no forward pass of the model. If the model is compiled, code that was compiled for "
-                    "another instance of its class has run, without hooks: from now on it is compiled again; run the "
-                    "pass again. Otherwise call model(inputs) with gradients enabled, then loss.backward()."
-                )
-            raise StepError(
-                "step() without a backward pass since the last step: run a forward pass, model(inputs), and call "
-                "loss.backward() first."
-                if self.seen_forward
-                else "step() found no forward pass of the model. Call model(inputs) with gradients enabled, then "
-                "loss.backward(), before step(); layers called outside model(...) are not seen."
-            )
-        if len({id(recording) for recording in found}) < len(found):
-            raise StepError(
-                f"step() after {len(found)} backward passes of which two went through one forward pass: add the losses "
-                "and call backward() once, or run the forward pass again for the second; zero_grad() drops what has "
-                "arrived so far."
-            )
-        for recording in found:
-            recording.add_loose()
-            recording.layers = [r for r in recording.layers if r.p_h is not None]
-            if self.arrange is not None:
-                self.arrange(recording)
-            recording.layers = settle(recording.layers)
-            recording.check()
-            recording.finish()
-        return found
-
-
 def on_gradient(tensor: Tensor, call: Callable[[Tensor], None]) -> None:
     """Call with the gradient of a tensor that is not a leaf: `register_hook` in half the time."""
     node = tensor.grad_fn
@@ -303,8 +217,7 @@ def _pass_gradient(call: Callable[[Tensor], None], index: int, grads: tuple[Tens
 def is_derivative(recording: Recording) -> bool:
     """Whether the running backward pass is `autograd.grad(…)` by an input, not that of the loss."""
     if torch.is_grad_enabled():  # create_graph=True: it will be a part of the loss
-        recording.arrivals.differentiated = True
-        recording.arrivals.incomplete |= any(record.skipped for record in recording.layers)
+        recording.arrivals.see_derivative(recording)
         return True
     return recording.anchor is not None and not torch._C._will_engine_execute_node(recording.anchor)
 
@@ -322,13 +235,16 @@ def arrived_at_input(recording: Recording, record: LayerRecord, grad: Tensor) ->
 def arrived_at_layer(recording: Recording, record: LayerRecord, grad: Tensor) -> None:
     if is_derivative(recording):
         return
+    p_h = grad if grad.shape == record.h_shape else grad.reshape(record.h_shape)
+    if recording.arrivals.part:
+        record.other_parts.append((recording.arrivals.part, p_h))
+        return
     record.arrivals += 1
     if record.arrivals > recording.backwards:
         recording.backwards = record.arrivals
         recording.task = torch._C._current_graph_task_id()
         recording.arrivals.recordings.append(recording)
         recording.arrivals.see_root()
-    p_h = grad if grad.shape == record.h_shape else grad.reshape(record.h_shape)
     if record._h is not None:
         if record._h._version == record._version and p_h.dim() > 1:
             wide = torch.promote_types(p_h.dtype, torch.float32)  # a scaled loss would overflow half precision

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ddpnopt._distributed import Together
 from ddpnopt.errors import StepError
 from ddpnopt.linear.layer import Parts, inner, norm
 from ddpnopt.trace.recording import LayerRecord, Recording, on_gradient
@@ -73,6 +74,8 @@ def scale(recording: Recording, factor: float) -> None:
         record.p_h = None if record.p_h is None else record.p_h.to(dtype) * factor
         record.p_x = None if record.p_x is None else record.p_x.to(dtype) * factor
         record.p_h_dot_h = None if record.p_h_dot_h is None else record.p_h_dot_h * factor
+        if record.noted is not None:
+            record.noted.scale(factor)
 
 
 def _wide(q: Tensor) -> torch.dtype:
@@ -150,3 +153,13 @@ def penalty(record: LayerRecord, average: Average = list) -> Parts | None:
     own = average(own_gradient(record))
     other = [g - o for g, o in zip(grads, own, strict=True)]
     return other if norm(other) > rounding(record) * norm(own) else None
+
+
+def find_penalties(layers: list[LayerRecord], average: Average, peers: Together | None, share: float) -> None:
+    """Keep the gradient of a penalty with each record; `share` is that of this process in the batch loss."""
+    for record in layers:
+        if any(p.grad is not None for p in record.parameters):
+            record.extra = penalty(record, average)
+        if peers is not None and peers.extra:
+            extra = record.extra or [p.new_zeros(p.shape) for p in record.parameters]
+            record.extra = peers.sum([e * share for e in extra])

@@ -7,16 +7,12 @@ for a gradient: torch counts the changes of a tensor in place.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from ddpnopt._checks import warn_user
 from ddpnopt.errors import TrainingWarning
-
-if TYPE_CHECKING:
-    from ddpnopt.trace.recording import LayerRecord
+from ddpnopt.trace.recording import LayerRecord, Recording, is_derivative
 
 STEPS = 3  # that are watched
 
@@ -30,8 +26,10 @@ class Untouched:
         self._version = 0
         self._made: nn.Parameter | None = None  # the parameter whose gradient is nothing but our zero
 
-    def leave(self, record: LayerRecord, _: Tensor) -> None:
-        """In the backward pass, at the layer whose gradient arrives first."""
+    def leave(self, recording: Recording, record: LayerRecord, _: Tensor) -> None:
+        """In the backward pass of the loss, at the layer whose gradient arrives first."""
+        if is_derivative(recording):
+            return
         p = min(record.parameters, key=lambda p: p.numel())
         if not record.model_layer.required or not (self._parameter is None or self._parameter is p):
             return

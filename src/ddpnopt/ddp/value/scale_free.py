@@ -16,7 +16,7 @@ towards a prior step m, what the last update has left undone,
     min over phi of |r - J phi|^2 + DAMPING d |phi - m|^2        phi = m + eta M^-1 P w,  (A + DAMPING d I) y = r - J m
 
 Directions that this batch says nothing about keep what earlier batches have said (a Kaczmarz method on all of them).
-Weight decay and penalties enter m as well.
+Weight decay and penalties enter m as well (`ddp.value.stage_cost`).
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.value.batch import TOGETHER, Batch, Solver, System
 from ddpnopt.ddp.value.coupling import Coupling
+from ddpnopt.ddp.value.stage_cost import LEAST_SIZE, CostChange, penalty_step
 from ddpnopt.linear.layer import Parts, per_sample_dot
 from ddpnopt.linear.metric import IDENTITY, Metric
 from ddpnopt.linear.sample_gradients import Sums
 
 DAMPING = 1.0  # relative to the mean diagonal of A
 LEAST_LOSS = 0.01  # of a sample, relative to the mean: one with a gradient and no loss does not block the others
-LEAST_SIZE = 1e-3  # root mean square of a layer's weights: a layer that starts at zero can leave it
 
 
 class ScaleFree(Batch):
     """Joint value function of the batch in balanced variables; `ask` sets the fraction after the backward pass."""
 
     def __init__(
-        self, losses: Tensor, displacement: Displacement, peers: Peers = ALONE, memory: float = 0.0, watch: bool = True
-    ) -> None:
+        self, losses: Tensor, displacement: Displacement, peers: Peers = ALONE, memory: float = 0.0, watch: bool = True,
+        cost: float = 0.0, least: float = LEAST_LOSS,
+    ) -> None:  # fmt: skip
         mean = peers.total(float(losses.sum())) / peers.batch(len(losses))
-        losses = losses.clamp_min(LEAST_LOSS * mean)
-        if peers.alone and losses.dtype.itemsize >= 4 and LEAST_LOSS * mean > torch.finfo(losses.dtype).tiny:
+        losses = losses.clamp_min(least * mean)
+        if peers.alone and losses.dtype.itemsize >= 4 and least * mean > torch.finfo(losses.dtype).tiny:
             r = losses.mul_(2).sqrt_()  # all are positive
             root = r.reciprocal()
             super().__init__(root.square(), r, displacement, residuals=(root, r))
@@ -61,17 +62,21 @@ class ScaleFree(Batch):
             super().__init__(L, torch.ones_like(L), displacement, 1, peers)
         self.memory = memory  # times the last update is the prior step
         self.watch = watch  # whether the slope along the last update is wanted in any case
+        self._cost = CostChange(cost)  # of all stages
         # of the stages, last to first
         self._stages: list[Stage] = []
         self._systems: list[System] = []
         self._grams: list[Tensor] = []  # K
+        self._free: list[float] = []  # part of eta that the stage cost leaves to the samples
+        self._held: list[Parts | None] = []  # l_u where that part is not known yet
+        self._etas: list[float] = []  # before that
         self._effects: list[list[tuple[float, Tensor]]] = []  # factors and effects, on each sample's loss, of the prior
         self._repeated: list[Tensor] = []  # of the last update, of our own samples
         self._slope: float | None = None
         self._ms: Tensor | None = None  # m of all stages, (T, N), where all have the same kind of prior
         self._knows_last = False  # whether the effect of the last update is known at the current stage
         self._sums: Tensor | None = None  # S of all stages, (T, N, N), for a small batch
-        self._mean_diagonal = 0.0  # of A at the first stage
+        self._mean_diagonal = 0.0  # of A at the first stage, without the curvature of the stage cost
         self._damping = 1.0
         self._fraction = 1.0
         self._y: Tensor | None = None  # the solution at the first stage, for fraction 1
@@ -91,18 +96,21 @@ class ScaleFree(Batch):
         self._balance(stage)
         assert stage.balance is not None
         own: Sums
+        l_u = stage.l_u
         if self.peers.alone:
             own = gradients = stage.balanced_gradients()
-            steps = self._set_prior(stage)
-            K, found = gradients.couple([step for _, step in steps])
-            effects = self._effects_of(steps, found)
+            steps, cost = self._set_prior(stage)
+            K, found = gradients.couple([*(step for _, step in steps), *cost])
+            effects = self._effects_of(stage, l_u, steps, found)
         else:
             inside = stage.gradients(coupled=True)
             own, coupling = Scaled(inside, stage.balance), self._coupling or Coupling(stage)
             self._coupling = None
-            steps = self._set_prior(stage)
+            steps, cost = self._set_prior(stage)
             p, layer = stage.p_h[0], stage.layer
-            effects = self._effects_of(steps, [per_sample_dot(p, layer.apply(stage.x, step)) for _, step in steps])
+            asked = [*(step for _, step in steps), *cost]
+            found = [per_sample_dot(p, layer.apply(stage.x, step)) for step in asked]
+            effects = self._effects_of(stage, l_u, steps, found)
             mine = p.new_zeros(len(p))  # another process may have a prior where this one has none
             for share, effect in effects:
                 mine = mine + share * effect
@@ -116,9 +124,13 @@ class ScaleFree(Batch):
         self._effects.append(effects)
         return own, partial(self._weights, system)
 
-    def _set_prior(self, stage: Stage) -> list[tuple[float, Parts]]:
-        """Give the stage its prior step; the steps whose effect is wanted, the last update first."""
-        last, penalty = stage.state.pop("update", None), _penalty_step(stage)
+    def _set_prior(self, stage: Stage) -> tuple[list[tuple[float, Parts]], list[Parts]]:
+        """Give the stage its prior step; the steps whose effect is wanted, the last update first, and M^-1 l_u."""
+        assert stage.balance is not None
+        last, l_u, rate = stage.state.pop("update", None), stage.l_u, stage.state.get("penalty_rate", 0.0)
+        penalty, free = penalty_step(stage, l_u, rate) if l_u is not None and rate else (None, 1.0)
+        self._free.append(free)
+        self._held.append(None if rate else l_u)
         if last is not None and (len(last) != len(stage.u) or last[0].dtype != stage.u[0].dtype):
             last = None  # a bias was frozen, or the precision changed
         self._knows_last = last is not None and bool(self.memory or self.watch)
@@ -127,16 +139,22 @@ class ScaleFree(Batch):
             steps.append((self.memory, last))
         if penalty is not None:
             steps.append((1.0, penalty))
+        cost = [stage.balance.scale(l_u, 2)] if l_u is not None and self._cost.value > 0 else []
         stage.prior, stage.l_u = [(share, step) for share, step in steps if share], None
-        return steps
+        return steps, cost
 
-    def _effects_of(self, steps: list[tuple[float, Parts]], found: list[Tensor]) -> list[tuple[float, Tensor]]:
-        """Those of the prior, from the effects of all steps."""
+    def _effects_of(
+        self, stage: Stage, l_u: Parts | None, steps: list[tuple[float, Parts]], found: list[Tensor]
+    ) -> list[tuple[float, Tensor]]:
+        """Those of the prior, from the effects of all steps and, last, of M^-1 l_u."""
+        if l_u is not None and len(found) > len(steps):
+            along = found.pop()
+            self._cost.add(stage, l_u, along if self.peers.alone else self.peers.gather(along, 1))
         if self._knows_last:
             self._repeated.append(found[0])
         return [(share, effect) for (share, _), effect in zip(steps, found, strict=True) if share]
 
-    def _assemble(self) -> None:
+    def _assemble(self, damping: float = DAMPING) -> None:
         """The shares eta of the layers, and with them S and m of all stages."""
         grams, self._grams = self._grams, []
         if not grams:
@@ -150,7 +168,6 @@ class ScaleFree(Batch):
         sizes = _stacked(norms).tolist()
         if self._repeated:
             self._slope = -float(_stacked(self._repeated).sum())
-        etas = []
         N = len(self.L)
         for stage, total, norm in zip(self._stages, k.tolist(), sizes, strict=True):
             mean = total / N
@@ -158,8 +175,9 @@ class ScaleFree(Batch):
             n = count + stage.u[1].numel() if len(stage.u) > 1 else count
             size = max(norm / max(1, count) ** 0.5, LEAST_SIZE)
             stage.eta *= size * (n / mean) ** 0.5 if mean > 0 else 0.0
-            etas.append(stage.eta)
+            self._etas.append(stage.eta)
             self._mean_diagonal += stage.eta * mean
+        etas = self._leave_free(damping * self._mean_diagonal or 1.0)
         if together is not None:
             self._sums = together.mul_(k.new_tensor(etas)[:, None, None]).cumsum(0)
             self.S = self._sums[-1]
@@ -168,6 +186,14 @@ class ScaleFree(Batch):
                 K.mul_(eta)
                 self.S = system.S = K if self.S is None else K.add_(self.S)
         self._add_up_effects()
+
+    def _leave_free(self, damping: float) -> list[float]:
+        """The shares that the stage costs leave to the samples."""
+        for stage, eta, free, l_u in zip(self._stages, self._etas, self._free, self._held, strict=True):
+            if l_u is not None:
+                free = penalty_step(stage, l_u, eta / damping)[1]
+            stage.eta = eta * free
+        return [stage.eta for stage in self._stages]
 
     def _add_up_effects(self) -> None:
         """m of all stages: what the priors of a stage and those behind it do to each sample's loss."""
@@ -188,6 +214,7 @@ class ScaleFree(Batch):
     def forget(self) -> None:
         """Drop the prior step: the model of this batch says that it leads uphill, or the batch has no loss."""
         self.m = self._ms = None
+        self._cost.of_prior = 0.0
         for stage, system in zip(self._stages, self._systems, strict=True):
             stage.prior, system.m = [], None
 
@@ -225,6 +252,11 @@ class ScaleFree(Batch):
         loss = 0.5 * square
         if loss <= 0:
             return Evidence(0.0, 0.0, 0.0, 0.0, 0.0)
+        less = self._cost.of_step(self.root * y)
+        if less is not None:
+            own, unseen, loss = own + less, unseen + less, loss + self._cost.value
+            bend = less * less / (2 * self._cost.value)  # as if the cost were half a square, too
+            own2, unseen2 = own2 + bend, unseen2 + bend
         return Evidence(loss, own / loss, own2 / loss, unseen / loss, unseen2 / loss)
 
     def _less(self, r: Tensor, m: Tensor | None) -> Tensor:
@@ -244,11 +276,8 @@ class ScaleFree(Batch):
 
     def ask(self, fraction: float) -> None:
         """Ask for this fraction of each sample's loss, and of the prior step, in the forward sweep."""
-        self._fraction = fraction
+        self._take(fraction)
         r, self.target = self.target, self.target * fraction
-        for stage in self._stages:
-            stage.fraction = fraction
-            stage.state["penalty_rate"] = stage.eta / self._damping  # for the next step
         assert self._roots is not None
         if self._inverse is not None:
             if self._ms is not None:
@@ -269,6 +298,13 @@ class ScaleFree(Batch):
             elif system.S is not None:
                 system.cholesky, system.S = self._factor(system.S * self._roots), None
 
+    def _take(self, fraction: float) -> None:
+        """Let all stages take this fraction of the prior."""
+        self._fraction = fraction
+        for stage, eta in zip(self._stages, self._etas, strict=True):
+            stage.fraction = fraction
+            stage.state["penalty_rate"] = eta / self._damping  # for the next step
+
     def _factor(self, A: Tensor) -> Tensor:
         """The Cholesky factor of A + d I, with more damping where rounding asks for it."""
         d = self._damping
@@ -288,29 +324,8 @@ class ScaleFree(Batch):
         return float(c.sum() + 0.5 * (self.L * c) @ c)
 
 
-def _penalty_step(stage: Stage) -> Parts | None:
-    """The step down the stage cost alone, -(eta / damping) l_u, at most to zero: None without one.
-
-    With s = eta / damping of the step before, 1 / s the curvature that damping adds to each weight, and l_u = lambda u
-    it is u s lambda / (1 + s lambda), which does not overshoot for any lambda.
-    """
-    rate = stage.state.get("penalty_rate", 0.0)
-    if stage.l_u is None or not rate:
-        return None
-    assert stage.balance is not None
-    steps = []
-    for u, scaled in zip(stage.u, stage.balance.decay_scale(stage.l_u), strict=True):
-        size = u.abs().clamp_min(LEAST_SIZE * max(_root_mean_square(u), LEAST_SIZE))
-        steps.append(rate * scaled / (1 + rate * scaled.abs() / size))
-    return steps
-
-
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
     """One tensor, in the widest precision."""
     if len({t.dtype for t in tensors}) > 1:
         tensors = [t.double() for t in tensors]
     return torch.stack(list(tensors))
-
-
-def _root_mean_square(a: Tensor) -> float:
-    return float(torch.linalg.vector_norm(a)) / max(1, a.numel()) ** 0.5
