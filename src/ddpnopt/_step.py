@@ -25,7 +25,7 @@ from ddpnopt._value import (
     true_loss,
     warn_uncertain,
 )
-from ddpnopt.ddp.loss import total_loss
+from ddpnopt.ddp.loss import as_flat, total_loss
 from ddpnopt.ddp.penalty import Penalties
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.step_length import Evidence
@@ -173,6 +173,8 @@ class Step:
             if opt._uses_losses:  # on the scale of the user's loss
                 total = opt._length.level(total)
                 self.losses = recognised_losses(recording, form.mean, total)
+                if opt._length.below_zero:
+                    self.losses, opt._length.flatness = as_flat(self.losses, opt._length.flatness)
                 opt.report.loss = kind_of(self.losses)
                 unknown = total is None and true_loss(recording) is None
                 if unknown and form.uses_losses and not opt._troubles.warned_of_loss and not are_certain(self.losses):

@@ -74,6 +74,7 @@ class StepLength:
     slope: float = 0.0  # running slope after a step, relative to `decrease`
     slope_weight: float = 0.0
     below_zero: bool = False  # whether the loss of any batch was
+    flatness: float = 0.0  # of a loss that was: squares of its gradients over its level, in the first such batch
     memory: float = 0.0  # times the last update is the prior of the next step
 
     def level(self, loss: float | None) -> float | None:
