@@ -98,3 +98,37 @@ def test_micro_batches_are_not_taken_for_clipping() -> None:
             for some in range(0, 32, 16):
                 (F.cross_entropy(model(x[some : some + 16]), y[some : some + 16]) / 2).backward()
             opt.step()
+
+
+def _equation(model: nn.Module, x: Tensor) -> Tensor:
+    slope = torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
+    return (slope - 1).square().mean()
+
+
+@pytest.mark.parametrize("clip", [None, 1.0], ids=["without clipping", "with clipping"])
+def test_clipping_is_told_where_derivatives_are_in_the_loss(clip: float | None) -> None:
+    model, x, _ = _task()
+    x.requires_grad_()
+    opt = DDPNOpt(model)
+    norms = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(5):
+            opt.zero_grad()
+            _equation(model, x).backward()
+            if clip is not None:
+                norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), clip)))
+            opt.step()
+    told = [w for w in caught if issubclass(w.category, TrainingWarning)]
+    assert [norm > 0 for norm in norms[:3]] == ([] if clip is None else [False, True, True])
+    assert len(told) == (clip is not None)
+
+
+def test_a_derivative_that_is_not_in_the_loss_leaves_no_gradient_behind() -> None:
+    model, x, _ = _task()
+    x.requires_grad_()
+    opt = DDPNOpt(model)
+    torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    assert all(p.grad is None for p in model.parameters())
+    _equation(model, x).backward()
+    opt.step()
