@@ -83,10 +83,21 @@ def _chosen(judged: Reading, found: ByReading) -> list[str]:
     )
     if not all(each.grid.loss for parts in found.values() for each in parts):
         return [f"{text}, as in fig-grid.", claims]
-    closest = min(found, key=lambda reading: fmean(distance(each) for each in found[reading]))
-    if closest == judged:
-        return [f"{text}, whose training losses are the closest to the paper's over all three curvatures.", claims]
-    return [f"{text}. Over all three curvatures '{closest.label}' is closer to the paper's training losses.", claims]
+    far = {reading: fmean(distance(each) for each in parts) for reading, parts in found.items()}
+    closest = min(far, key=lambda reading: far[reading])
+    apart = ", ".join(
+        f"{each.grid.label} {distance(each):.2f} ({distance(each, feedback=False):.2f})" for each in found[judged]
+    )
+    fit = (
+        "whose training losses are the closest to the paper's"
+        if closest == judged
+        else f"although the training losses of '{closest.label}' are closer to the paper's"
+    )
+    return [
+        f"{text}, {fit}: of the readings compared, over all three curvatures. Its distance, and in brackets that of no "
+        f"feedback at all: {apart}. Where the latter is not larger, the fit cannot tell readings apart.",
+        claims,
+    ]
 
 
 def _series(found: Sequence[Cells]) -> list[dict[str, object]]:

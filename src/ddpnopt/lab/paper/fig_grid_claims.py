@@ -14,6 +14,8 @@ from ddpnopt.lab.paper.verdicts import Estimate, all_of, held_elsewhere
 
 CLOSE = 0.2
 """Relative distance up to which a baseline's training loss counts as the paper's."""
+STRANGE = 1.0
+"""Relative distance beyond which a learning rate does something else here than in the paper."""
 
 ByReading = Mapping[Reading, Sequence[Cells]]
 
@@ -96,7 +98,7 @@ def strange_rates(each: Cells) -> list[int]:
     rows = []
     for i, row in enumerate(each.values(LOSS) if each.grid.loss else ()):
         known, found = each.grid.loss[i][0], Estimate.of(row[0])
-        if abs(found.mean / known - 1) > CLOSE and abs(found.mean - known) > found.margin:
+        if abs(found.mean / known - 1) > STRANGE and abs(found.mean - known) > found.margin:
             rows.append(i)
     return rows
 
