@@ -76,10 +76,16 @@ def _chosen(judged: Reading, found: ByReading) -> list[str]:
     held = {reading: [claim for each in parts for claim in claims_of(each)] for reading, parts in found.items()}
     most = max(sum(bool(claim.holds) for claim in claims) for claims in held.values())
     best = [reading for reading, claims in held.items() if sum(bool(claim.holds) for claim in claims) == most]
+    if not most:
+        best = []
     names = " and ".join(f"'{each.name}' ({each.label}: {tally(held[each])})" for each in best)
     claims = (
-        f"Most of the paper's claims hold in the reading {names}, on the seeds on which the readings are compared; "
-        "that is a choice by outcome, shown and not judged by. `--readings` judges in another one."
+        "None of the paper's claims is beyond the error in any reading compared."
+        if not best
+        else (
+            f"Most of the paper's claims hold in the reading {names}, on the seeds on which the readings are compared; "
+            "that is a choice by outcome, shown and not judged by. `--readings` judges in another one."
+        )
     )
     if not all(each.grid.loss for parts in found.values() for each in parts):
         return [f"{text}, as in fig-grid.", claims]
