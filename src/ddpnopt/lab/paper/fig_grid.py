@@ -80,7 +80,7 @@ def _chosen(judged: Reading, found: ByReading) -> list[str]:
         best = []
     names = " and ".join(f"'{each.name}' ({each.label}: {tally(held[each])})" for each in best)
     claims = (
-        "None of the paper's claims is beyond the error in any reading compared."
+        "None of the paper's claims holds in any reading compared."
         if not best
         else (
             f"Most of the paper's claims hold in the reading {names}, on the seeds on which the readings are compared; "
