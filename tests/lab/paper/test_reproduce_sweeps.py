@@ -123,7 +123,7 @@ def test_behind_a_claim_of_the_grid_that_does_not_hold_stands_what_it_depends_on
     claims = grid.explained(bad, thrice, [(thrice, bad), (twice, good), (mean, bad)])
     assert [claim.holds for claim in claims] == [False, False]
     assert all(claim.why.endswith("It holds in the reading H/B^2, guard.") for claim in claims)
-    assert grid.explained(bad, thrice, [(thrice, bad)])[0].why.endswith("standard errors.")
+    assert "reading" not in grid.explained(bad, thrice, [(thrice, bad)])[0].why
     [claim, _] = grid.explained(bad, thrice, [(mean, bad)])
     assert claim.why.endswith("It holds in no other reading compared.")
     assert [claim.why for claim in grid.explained(good, thrice, [(mean, bad)])] == ["", ""]
