@@ -13,6 +13,7 @@ from ddpnopt.lab.paper import fig_vanishing as vanishing
 from ddpnopt.lab.paper.fig_vanishing_claims import VGR_WEIGHTS, VanishingRuns, judge
 from ddpnopt.lab.paper.fig_vanishing_runs import VanishingCase, VanishingEffort, VanishingRun, config, trained
 from ddpnopt.lab.paper.item import Context, write
+from ddpnopt.lab.paper.readings import PAPER, reading
 
 SHORT = VanishingEffort(epochs=2, lrs=(0.03,), n_train=32)
 RATES = replace(SHORT, lrs=(0.03, 0.1))
@@ -55,11 +56,15 @@ def test_the_gradients_vanish_with_sigmoids_and_not_with_relus(tmp_path: Path) -
     assert relu.norms[0] > 1e-4 * relu.norms[-1]
 
 
-def test_ddpnopt_is_equation_5_as_written_and_ekfac_differs_in_feedback_alone() -> None:
+def test_ddpnopt_has_the_judged_reading_and_ekfac_differs_in_feedback_alone() -> None:
     mine, theirs = (config(VanishingCase(way, 0.03), 1, SHORT) for way in ("DDPNOpt", "EKFAC"))
     assert replace(mine, method="ekfac", options=theirs.options) == theirs
     assert theirs.options.items() <= mine.options.items()
-    assert (mine.options["vxx_power"], mine.options["guard"], mine.options["terminal"]) == (0, False, "mmc")
+    assert reading(PAPER).options.items() <= mine.options.items()
+    assert mine.options["terminal"] == "mmc"
+    other = config(VanishingCase("DDPNOpt", 0.03, reading="sample"), 1, SHORT)
+    assert other == config(VanishingCase("DDPNOpt", 0.03), 1, SHORT, judged="sample")
+    assert (other.options["vxx_power"], other.options["guard"]) == (0, False)
 
 
 def made(case: VanishingCase, share: float, size: float = 1.0) -> VanishingRun:

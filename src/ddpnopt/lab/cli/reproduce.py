@@ -10,10 +10,11 @@ import typer
 from rich.progress import Progress, TaskID
 
 from ddpnopt.lab.cli.errors import one_line_errors
-from ddpnopt.lab.cli.options import DataDir, StorePath, writable_folder
+from ddpnopt.lab.cli.options import DataDir, StorePath, split_names, writable_folder
 from ddpnopt.lab.cli.progress import bar, console, status_console
-from ddpnopt.lab.errors import ExperimentError
+from ddpnopt.lab.errors import DataError, ExperimentError
 from ddpnopt.lab.paper.item import Claim, Context, Item, Result, write
+from ddpnopt.lab.paper.readings import PAPER, READINGS, reading
 from ddpnopt.lab.runs.release_store import REPRODUCE
 from ddpnopt.lab.runs.store import STORE
 from ddpnopt.lab.tables import screen_table
@@ -37,6 +38,14 @@ def reproduce(
     ray: Annotated[
         bool, typer.Option("--ray", help="Runs on the Ray cluster at RAY_ADDRESS, or on a local one.")
     ] = False,
+    readings: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Readings of V_xx ({', '.join(READINGS)}), comma separated: the claims are judged in the first, the "
+            f"others are compared with it. By default {PAPER} and all others.",
+            show_default=False,
+        ),
+    ] = None,
     store: StorePath = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -44,10 +53,12 @@ def reproduce(
     from ddpnopt.lab.paper.registry import items
 
     chosen = items(names)
+    asked = [] if readings is None else [reading(name).name for name in split_names("--readings", readings)]
     folder = writable_folder(out)
     path = store or folder / STORE
     if not path.exists() and not quick and any(item.stored for item in chosen):
         status_console().print(f"[dim]{REPRODUCE.hint(path)}", soft_wrap=True, highlight=False)
+    missing: list[str] = []
     for item in chosen:
         with bar() as progress:
             context = Context(
@@ -60,12 +71,19 @@ def reproduce(
                 datasets=[name.strip() for name in (datasets or "").split(",") if name.strip()],
                 ray=ray,
                 store=store,
+                readings=asked,
                 on_progress=Reporter(progress, item),
             )
-            result = item.run(context)
+            try:
+                result = item.run(context)
+            except DataError as absent:  # the other items may not need it
+                missing.append(f"{item.name}: {absent}")
+                continue
         where = _written(item, result, context)
         show(item, result)
         console().print(f"[dim]saved[/] {where}\n", soft_wrap=True)
+    if missing:
+        raise DataError("; ".join(missing))
 
 
 def _written(item: Item, result: Result, context: Context) -> Path:

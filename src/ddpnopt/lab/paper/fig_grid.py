@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 from ddpnopt.lab.paper.captions import verdict
 from ddpnopt.lab.paper.digits_runs import (
-    ACCURACY,
-    LOSS,
     MEASURES,
     SETUP,
     Cells,
@@ -16,13 +14,14 @@ from ddpnopt.lab.paper.digits_runs import (
     compared_seeds,
     digits_task,
 )
+from ddpnopt.lab.paper.fig_grid_claims import ByReading, claims_of, explained, tally
 from ddpnopt.lab.paper.fig_grid_drawing import draw
-from ddpnopt.lab.paper.fig_grid_published import ADAM, GRIDS, Grid
+from ddpnopt.lab.paper.fig_grid_ekfac import ekfac_settings
+from ddpnopt.lab.paper.fig_grid_published import ADAM, EKFAC, GRIDS, Grid
 from ddpnopt.lab.paper.fig_grid_tables import baselines, distance, readings_table, tables
-from ddpnopt.lab.paper.item import Claim, Context, Item, Picture, Result
+from ddpnopt.lab.paper.item import Context, Item, Picture, Result
 from ddpnopt.lab.paper.item_runs import how_run
-from ddpnopt.lab.paper.readings import PAPER, READINGS, Reading
-from ddpnopt.lab.paper.verdicts import Estimate, all_of
+from ddpnopt.lab.paper.readings import Reading
 
 
 def run_grid(context: Context) -> Result:
@@ -36,9 +35,13 @@ def run_adam(context: Context) -> Result:
 def _result(context: Context, grids: Sequence[Grid], name: str) -> Result:
     found = cells(context, grids)
     compared = compared_seeds(context)
-    by_reading = {each: cells(context, grids, each, compared) for each in READINGS.values()}
-    claims = [claim for each in found for claim in (consistent(each), grows(each))]
-    verdicts = "; ".join(f"{c.text[0].lower()}{c.text[1:]}: {verdict(c.holds)}" for c in claims)
+    by_reading = {each: cells(context, grids, each, compared) for each in context.compared}
+    claims = [
+        claim
+        for i, each in enumerate(found)
+        for claim in explained(each, context.judged, [(reading, parts[i]) for reading, parts in by_reading.items()])
+    ]
+    verdicts = "; ".join(f"{c.text}: {verdict(c.holds)}" for c in claims)
     caption = (
         "What feedback changes on DIGITS, over learning rate and eps on V_xx: mean over seeds of the difference to the "
         "baseline with the same learning rate, weights and batches; blue is better. The paper: the improvement "
@@ -49,7 +52,7 @@ def _result(context: Context, grids: Sequence[Grid], name: str) -> Result:
     lost = sum(each.diverged for each in found)
     notes = [
         f"{how_run(context, digits_task(context), found[0].seeds)} {SETUP}",
-        _chosen(by_reading),
+        *_chosen(context.judged, by_reading),
         "A claim holds or fails where the mean over all cells differs from zero by more than two standard errors over "
         "the seeds; within them it is open.",
     ]
@@ -62,69 +65,45 @@ def _result(context: Context, grids: Sequence[Grid], name: str) -> Result:
     shown = [t for each in found for t in tables(each)]
     if any(each.grid.loss for each in found):
         shown.append(baselines(found))
-    return Result(claims, [*shown, readings_table(by_reading)], [picture], notes)
+    if EKFAC in grids:
+        shown.append(ekfac_settings(context, compared))
+    return Result(claims, [*shown, readings_table(by_reading, context.judged)], [picture], notes)
 
 
-def _chosen(found: Mapping[Reading, Sequence[Cells]]) -> str:
-    """Which reading the claims are judged in, and whether the numbers here still support that choice."""
-    text = f"DDPNOpt is value='full' in the reading '{PAPER}' ({READINGS[PAPER].label})"
-    if not all(each.grid.loss for cells in found.values() for each in cells):
-        return f"{text}, as in fig-grid."
-    closest = min(found, key=lambda reading: fmean(distance(each) for each in found[reading]))
-    if closest.name == PAPER:
-        return f"{text}, whose training losses are the closest to the paper's of all readings compared."
-    return f"{text}. In these runs '{closest.label}' is closer to the paper's training losses."
-
-
-def consistent(each: Cells) -> Claim:
-    """Better in more than half of the cells, and on the mean over all of them, in both measures."""
-    ours, paper, verdicts = [], [], []
-    for measure, digits in ((LOSS, 3), (ACCURACY, 2)):
-        gains = [cell for row in each.gains(measure) for cell in row]
-        better = sum(fmean(cell) > 0 for cell in gains)
-        overall = Estimate.of(fmean(seed) for seed in zip(*gains, strict=True))
-        most = better > len(gains) / 2
-        verdicts.append(None if overall.positive is None else overall.positive == most and most)
-        ours.append(
-            f"{measure.partition(' (')[0]} better in {better} of {len(gains)} cells, "
-            f"by {overall.text(digits)} on average"
+def _chosen(judged: Reading, found: ByReading) -> list[str]:
+    """Which reading the claims are judged in, which has the paper's sizes, and which its claims."""
+    text = f"DDPNOpt is value='full' in the reading '{judged.name}' ({judged.label})"
+    held = {reading: [claim for each in parts for claim in claims_of(each)] for reading, parts in found.items()}
+    most = max(sum(bool(claim.holds) for claim in claims) for claims in held.values())
+    best = [reading for reading, claims in held.items() if sum(bool(claim.holds) for claim in claims) == most]
+    if not most:
+        best = []
+    names = " and ".join(f"'{each.name}' ({each.label}: {tally(held[each])})" for each in best)
+    claims = (
+        "None of the paper's claims holds in any reading compared."
+        if not best
+        else (
+            f"Most of the paper's claims hold in the reading {names}, on the seeds on which the readings are compared; "
+            "that is a choice by outcome, shown and not judged by. `--readings` judges in another one."
         )
-        rows = each.paper(measure)
-        if rows:
-            sign = -1 if measure == LOSS else 1
-            better = sum(sign * (cell - row[0]) > 0 for row in rows for cell in row[1:])
-            paper.append(f"{better} of {sum(len(row) - 1 for row in rows)}")
-    holds = all_of(verdicts)
-    return Claim(
-        f"{each.grid.label}: feedback improves on the baseline in most settings",
-        holds,
-        "loss better in {}, accuracy in {}".format(*paper) if paper else "most (a picture)",
-        ", ".join(ours),
-        "" if holds else _why(holds, "The mean over the cells is within two standard errors of none."),
     )
-
-
-def grows(each: Cells) -> Claim:
-    """Compare the mean gap in training loss at the larger two learning rates with that at the smaller two."""
-    gaps = [[fmean(seed) for seed in zip(*row, strict=True)] for row in each.gains(LOSS)]  # rates, seeds
-    low, high = ([fmean(seed) for seed in zip(*part, strict=True)] for part in (gaps[:2], gaps[2:]))
-    more = Estimate.of(b - a for a, b in zip(low, high, strict=True))
-    text = "mean gap in training loss {:.3f} at the smaller two, {:.3f} at the larger two"
-    paper = "a picture"
-    if each.grid.loss:
-        known = [fmean(row[0] - cell for cell in row[1:]) for row in each.grid.loss]
-        paper = text.format(fmean(known[:2]), fmean(known[2:]))
-    return Claim(
-        f"{each.grid.label}: the gap becomes larger as the learning rate increases",
-        more.positive,
-        paper,
-        f"{text.format(fmean(low), fmean(high))}, {more.text(3)} more",
-        "" if more.positive else _why(more.positive, "The growth is within two standard errors of none."),
+    if not all(each.grid.loss for parts in found.values() for each in parts):
+        return [f"{text}, as in fig-grid.", claims]
+    far = {reading: fmean(distance(each) for each in parts) for reading, parts in found.items()}
+    closest = min(far, key=lambda reading: far[reading])
+    apart = ", ".join(
+        f"{each.grid.label} {distance(each):.2f} ({distance(each, feedback=False):.2f})" for each in found[judged]
     )
-
-
-def _why(holds: bool | None, within: str) -> str:
-    return within if holds is None else "It is the other way round, by more than two standard errors."
+    fit = (
+        "whose training losses are the closest to the paper's"
+        if closest == judged
+        else f"although the training losses of '{closest.label}' are closer to the paper's"
+    )
+    return [
+        f"{text}, {fit}: of the readings compared, over all three curvatures. Its distance, and in brackets that of no "
+        f"feedback at all: {apart}. Where the latter is not larger, the fit cannot tell readings apart.",
+        claims,
+    ]
 
 
 def _series(found: Sequence[Cells]) -> list[dict[str, object]]:

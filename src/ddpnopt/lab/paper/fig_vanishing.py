@@ -17,12 +17,12 @@ from ddpnopt.lab.paper.fig_vanishing_claims import (
     adaptive_cases,
     judge,
     main_cases,
+    readings_table,
     tuning_cases,
     variants,
 )
 from ddpnopt.lab.paper.fig_vanishing_drawing import Panel, draw, draw_norms, norm_series, series, typical_norms
 from ddpnopt.lab.paper.fig_vanishing_runs import (
-    LITERAL,
     PLATEAUS,
     VGR_WEIGHT,
     VanishingCase,
@@ -31,7 +31,7 @@ from ddpnopt.lab.paper.fig_vanishing_runs import (
 )
 from ddpnopt.lab.paper.item import Claim, Context, Item, Picture, Result, Table
 from ddpnopt.lab.paper.item_runs import seeds_of
-from ddpnopt.lab.paper.readings import READINGS
+from ddpnopt.lab.paper.readings import READINGS, Reading
 
 FULL = VanishingEffort(epochs=40, lrs=(0.01, 0.03, 0.1, 0.3))
 QUICK = VanishingEffort(epochs=2, lrs=(0.03, 0.1), n_train=200)
@@ -40,12 +40,12 @@ DECISIVE = 500
 """Steps without which nothing can be said: no method is off the plateau before some hundreds of them."""
 
 
-def reading_cases() -> list[VanishingCase]:
+def reading_cases(context: Context) -> list[VanishingCase]:
     """The other readings of V_xx; with second order the guard takes too long, and only those without it are there."""
-    first = [replace(VanishingCase("DDPNOpt", RATES["DDPNOpt"]), reading=name) for name in READINGS]
-    unguarded = [name for name, each in READINGS.items() if each.options.get("guard") is False]
-    second = [replace(VanishingCase("DDPNOpt2nd", RATES["DDPNOpt2nd"]), reading=name) for name in unguarded]
-    return [*first, *second]
+    others = [each.name for each in context.compared if each != context.judged]
+    unguarded = [name for name in others if READINGS[name].options.get("guard") is False]
+    first = [VanishingCase("DDPNOpt", RATES["DDPNOpt"], reading=name) for name in others]
+    return [*first, *(VanishingCase("DDPNOpt2nd", RATES["DDPNOpt2nd"], reading=name) for name in unguarded)]
 
 
 def weight_cases() -> list[VanishingCase]:
@@ -57,22 +57,23 @@ def run(context: Context) -> Result:
     effort = QUICK if context.quick else FULL
     seeds = seeds_of(context, SEEDS, QUICK_SEEDS)
     wanted = [*main_cases(), *variants(objective="CE"), *variants(activation="ReLU"), *adaptive_cases()]
-    wanted += [*tuning_cases(effort.lrs), *reading_cases(), *weight_cases()]
+    wanted += [*tuning_cases(effort.lrs), *reading_cases(context), *weight_cases()]
     runs = VanishingRuns(trained(context, list(dict.fromkeys(wanted)), seeds, effort))
     claims = judge(runs, effort)
     if effort.steps < DECISIVE:
         claims = [replace(claim, holds=None, why="") for claim in claims]
-    return Result(claims, tables(runs), pictures(runs, effort, claims), _notes(effort, len(seeds), context.quick))
+    notes = _notes(effort, len(seeds), context)
+    return Result(claims, tables(runs, context.judged), pictures(runs, effort, claims), notes)
 
 
-def tables(runs: VanishingRuns) -> list[Table]:
+def tables(runs: VanishingRuns, judged: Reading) -> list[Table]:
     rows = [
         {
             "loss": case.objective,
             "activation": case.activation,
             "method": case.way,
             "learning rate": f"{case.lr:g}",
-            "V_xx": READINGS[case.reading].label if "DDPNOpt" in case.way else "",
+            "V_xx": (READINGS[case.reading] if case.reading else judged).label if "DDPNOpt" in case.way else "",
             "penalty": f"{case.weight:g}" if case.way == "SGD-VGR" else "",
             "plateau": f"{PLATEAUS[case.objective]:.2f}",
             "training loss": spread([run.final for run in found]),
@@ -96,6 +97,7 @@ def tables(runs: VanishingRuns) -> list[Table]:
             "Mean norm of an update, layer by layer, after the first epoch (MMC, sigmoid).",
             pd.DataFrame(layers),
         ),
+        readings_table(runs, judged),
     ]
 
 
@@ -125,19 +127,20 @@ def pictures(runs: VanishingRuns, effort: VanishingEffort, claims: Sequence[Clai
     return made
 
 
-def _notes(effort: VanishingEffort, seeds: int, quick: bool) -> list[str]:
+def _notes(effort: VanishingEffort, seeds: int, context: Context) -> list[str]:
     notes = [
         f"Nine layers of width 32, batches of {effort.batch_size}, {effort.epochs} epochs, {seeds} seed(s); the paper "
         "gives neither epochs nor batch size nor seeds. A training has escaped when its training loss at the end is "
         "below 90 % of the plateau.",
-        f"DDPNOpt is equation 5 as written ({READINGS[LITERAL].label}): the guard multiplies V_x by 1 / (1 + s), "
-        "which adds to the vanishing, where 1 - s amplifies it for s > 2. The table has the other readings.",
+        f"DDPNOpt is in the reading '{context.judged.label}', as in fig-grid. The guard multiplies V_x by 1 / (1 + s), "
+        "which adds to the vanishing; without it 1 - s amplifies V_x where s > 2. The table of readings has "
+        "them side by side.",
         "DDPNOpt has the Kronecker curvature here and DDPNOpt* the adaptive diagonal, as in the paper's captions; "
         "EKFAC and DDPNOpt have damping 0.1 and refresh every 100 steps.",
         f"SGD-VGR has the weight {VGR_WEIGHT:g} of Pascanu et al.; the paper gives none, and the table shows others.",
         f"Adam, RMSprop and DDPNOpt* at {ADAPTIVE_RATE:g}; the paper does not say its rate.",
     ]
-    if quick:
+    if context.quick:
         notes.append(f"Quick: {effort.n_train} training samples and too few steps to decide any claim.")
     return notes
 

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+import pandas as pd
+
 from ddpnopt.lab.paper.captions import compact, spread
 from ddpnopt.lab.paper.fig_vanishing_runs import VanishingCase, VanishingEffort, VanishingRun
-from ddpnopt.lab.paper.item import Claim
+from ddpnopt.lab.paper.item import Claim, Table
+from ddpnopt.lab.paper.readings import READINGS, Reading
 from ddpnopt.lab.paper.verdicts import FEWEST_SEEDS, Estimate, all_of, difference
 
 # The learning rates of the paper's Figure 6; its Figure 12 tries others around them.
@@ -208,6 +211,27 @@ def norm_ratio(runs: VanishingRuns, case: VanishingCase, other: VanishingCase) -
         if a.norms and b.norms and not a.diverged and not b.diverged
     ]
     return Estimate.of(math.log(a / b) for a, b in pairs if a > 0 and b > 0)
+
+
+def readings_table(runs: VanishingRuns, judged: Reading) -> Table:
+    """Leaving the plateau and the size of an update in every reading that was run."""
+    ekfac = VanishingCase("EKFAC", RATES["EKFAC"])
+    rows = []
+    for name, each in READINGS.items():
+        for way in ("DDPNOpt", "DDPNOpt2nd"):
+            case = VanishingCase(way, RATES[way], reading="" if each == judged else name)
+            if case in runs.of:
+                rows.append(
+                    {
+                        "V_xx": each.label,
+                        "method": way,
+                        "training loss": spread(runs.finals(case)),
+                        "escaped": f"{runs.escapes(case)} of {len(runs.of[case])}",
+                        "update, times EKFAC's": _times(norm_ratio(runs, case, ekfac)),
+                    }
+                )
+    caption = f"The readings of V_xx side by side, MMC, sigmoid; the claims are judged in '{judged.label}'."
+    return Table("readings", caption, pd.DataFrame(rows))
 
 
 def _cross_entropy(runs: VanishingRuns) -> Claim:

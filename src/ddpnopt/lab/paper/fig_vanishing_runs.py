@@ -10,7 +10,7 @@ from typing import Any
 from ddpnopt.lab import style
 from ddpnopt.lab.paper.item import Context
 from ddpnopt.lab.paper.item_runs import outcomes
-from ddpnopt.lab.paper.readings import KRONECKER, reading
+from ddpnopt.lab.paper.readings import KRONECKER, PAPER, reading
 from ddpnopt.lab.runs.classification import MMC_UNTRAINED, ClassificationTask
 from ddpnopt.lab.runs.config import RunConfig
 from ddpnopt.lab.runs.outcome import Outcome
@@ -18,8 +18,6 @@ from ddpnopt.lab.runs.outcome import Outcome
 CLASSES = 10
 ESCAPED = 0.9
 """The share of the plateau's loss below which a training has left it."""
-LITERAL = "sample"
-"""Equation 5 as written, for each sample: 1 - s amplifies V_x where s > 2, and the guard would only weaken it."""
 VGR_WEIGHT = 2.0
 """As in the experiments of Pascanu et al.; the paper gives none."""
 
@@ -66,7 +64,8 @@ class VanishingCase:
     lr: float
     objective: str = "MMC"
     activation: str = "sigmoid"
-    reading: str = LITERAL
+    reading: str = ""
+    """Of V_xx, by its name; empty for the one that is judged."""
     weight: float = VGR_WEIGHT
     """Of the penalty of SGD-VGR."""
 
@@ -115,7 +114,7 @@ class VanishingRun:
         return self.final < ESCAPED * PLATEAUS[self.case.objective]
 
 
-def config(case: VanishingCase, seed: int, effort: VanishingEffort) -> RunConfig:
+def config(case: VanishingCase, seed: int, effort: VanishingEffort, judged: str = PAPER) -> RunConfig:
     """The run of a case."""
     way, loss = VANISHING_METHODS[case.way], LOSSES[case.objective]
     task = ClassificationTask(
@@ -126,7 +125,7 @@ def config(case: VanishingCase, seed: int, effort: VanishingEffort) -> RunConfig
     if way.name == "sgd-vgr":
         options["weight"] = case.weight
     if way.ours:
-        options |= {"terminal": loss, "order": way.order, **reading(case.reading).options_of(way.name)}
+        options |= {"terminal": loss, "order": way.order, **reading(case.reading or judged).options_of(way.name)}
     return RunConfig(way.name, task, case.lr, options, seed)
 
 
@@ -134,7 +133,7 @@ def trained(
     context: Context, cases: Sequence[VanishingCase], seeds: Sequence[int], effort: VanishingEffort
 ) -> dict[VanishingCase, list[VanishingRun]]:
     """All seeds of all cases, from the store where they are there."""
-    wanted = [(case, config(case, seed, effort)) for case in cases for seed in seeds]
+    wanted = [(case, config(case, seed, effort, context.judged.name)) for case in cases for seed in seeds]
     found = outcomes(context, [each for _, each in wanted], "nine layers")
     made: dict[VanishingCase, list[VanishingRun]] = {case: [] for case in cases}
     for (case, _), outcome in zip(wanted, found, strict=True):

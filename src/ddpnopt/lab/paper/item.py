@@ -15,7 +15,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ddpnopt.lab.runs.store import STORE
+from ddpnopt.lab.paper.readings import PAPER, READINGS, Reading, reading
+from ddpnopt.lab.runs.store import STORE, Store
 from ddpnopt.lab.style import save as save_figure
 from ddpnopt.lab.tables import markdown_table, write_csv, write_markdown
 from ddpnopt.lab.timing.machine import heading
@@ -89,12 +90,26 @@ class Context:
     """Runs on a Ray cluster instead of processes of this machine."""
     store: Path | None = None
     """The store of runs, if it is not in `out`."""
+    readings: Sequence[str] = ()
+    """Of V_xx: the claims are judged in the first, the others are compared with it; none means all, `PAPER` first."""
+    used: set[str] = field(default_factory=set, compare=False)
+    """The keys of the runs that the item took from the store or put there."""
     on_progress: Callable[[str, int, int], None] = field(default=lambda *_: None)
     """Called with what is going on, how much is done, and of how much."""
 
     @property
     def store_path(self) -> Path:
         return self.store or self.out / STORE
+
+    @property
+    def judged(self) -> Reading:
+        """The reading of V_xx in which the claims are judged."""
+        return reading(self.readings[0] if self.readings else PAPER)
+
+    @property
+    def compared(self) -> list[Reading]:
+        """The readings that are shown side by side, among them the one that is judged."""
+        return [reading(name) for name in self.readings or READINGS]
 
 
 @dataclass(frozen=True)
@@ -108,6 +123,20 @@ class Item:
     run: Callable[[Context], Result]
     stored: bool = False
     """Whether its runs are in the store."""
+
+
+def _commits(context: Context) -> list[str]:
+    """Which states of the code computed the runs, where it was more than one."""
+    if not context.used:
+        return []
+    store = Store(context.store_path)
+    try:
+        found = store.commits(context.used)
+    finally:
+        store.close()
+    if len(found) < 2:
+        return []
+    return ["Runs by the commit that computed them: " + ", ".join(f"{c} {n}" for c, n in found.most_common()) + "."]
 
 
 def write(item: Item, result: Result, context: Context) -> Path:
@@ -128,7 +157,7 @@ def write(item: Item, result: Result, context: Context) -> Path:
         "claims": [asdict(claim) for claim in result.claims],
         "tables": [{"name": t.name, "caption": t.caption} for t in result.tables],
         "pictures": [{"name": p.name, "caption": p.caption, "series": list(p.series)} for p in result.pictures],
-        "notes": list(result.notes),
+        "notes": [*result.notes, *_commits(context)],
         "machine": heading(),
     }
     part = folder / f"{RESULT}.part"

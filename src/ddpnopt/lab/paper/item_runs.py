@@ -28,6 +28,7 @@ def outcomes(context: Context, configs: Sequence[RunConfig], what: str) -> list[
             ray=context.ray,
             on_run=lambda done, total, *_: context.on_progress(what, done, total),
         )
+        context.used.update(config.key for config in configs)
         return [found[config] for config in configs]
     finally:
         store.close()

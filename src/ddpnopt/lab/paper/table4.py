@@ -165,21 +165,21 @@ def judge(found: Sequence[Measured]) -> list[Claim]:
             within[False],
             "B 1, X 2, L 1",
             _exponents(ours, False),
-            "" if within[False] else f"{off} Why was not examined.",
+            "" if within[False] else f"{off} Those of Adam, analytically the same: {_exponents(adam, False)}.",
         ),
         Claim(
             "Its memory grows as X^2 L + B X.",
             within[True],
             "B up to 1, X 2, L 1",
             _exponents(ours, True),
-            "" if within[True] else f"{off} Why was not examined.",
+            "" if within[True] else f"{off} The activations, B X L, are part of the measured memory.",
         ),
         Claim(
             "The time of DDPNOpt grows as that of Adam does.",
             like,
             "the same",
             f"DDPNOpt's exponents: {_exponents(ours, False)}; Adam's: {_exponents(adam, False)}",
-            "" if like else f"The exponents differ by more than {TOLERANCE:g}.",
+            "" if like else f"Exponents differ by more than {TOLERANCE:g}. {_ratios(ours, adam)}",
         ),
         Claim(
             "Vanilla DDP grows much faster, with the cube of B X; DDPNOpt takes orders of magnitude less.",
@@ -190,6 +190,17 @@ def judge(found: Sequence[Measured]) -> list[Claim]:
             "" if holds else slow_why,
         ),
     ]
+
+
+def _ratios(ours: Measured, other: Measured) -> str:
+    """How many times the other's time ours takes, at the ends of each ladder."""
+    ends = []
+    for what in WHAT:
+        pairs = list(zip(ours.values(what, False), other.values(what, False), strict=False))
+        first, last = (mine / theirs for mine, theirs in (pairs[0], pairs[-1]))
+        sizes = ours.sizes(what)
+        ends.append(f"{what} {sizes[0]} {first:.1f}, {sizes[len(pairs) - 1]} {last:.1f}")
+    return f"Its time as a multiple of {other.row.label}'s: {'; '.join(ends)}."
 
 
 def _within(each: Measured, what: str, memory: bool) -> bool:

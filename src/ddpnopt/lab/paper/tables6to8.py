@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from ddpnopt.lab.paper.captions import verdict
 from ddpnopt.lab.paper.digits_runs import SEEDS, SETUP, config, digits_task
 from ddpnopt.lab.paper.item import Claim, Context, Item, Result, Table
 from ddpnopt.lab.paper.item_runs import SeedRuns, how_run, outcomes, seeds_of
-from ddpnopt.lab.paper.readings import PAPER, READINGS, Reading
-from ddpnopt.lab.paper.verdicts import difference
+from ddpnopt.lab.paper.readings import Reading
+from ddpnopt.lab.paper.verdicts import difference, held_elsewhere
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,13 @@ TABLES = (
 
 def run(context: Context) -> Result:
     seeds = seeds_of(context, SEEDS)
-    by_reading = {each: _pairs(context, each, seeds) for each in READINGS.values()}
+    by_reading = {each: _pairs(context, each, seeds) for each in context.compared}
     claims, tables = [], []
-    for paper, (base, ours) in zip(TABLES, by_reading[READINGS[PAPER]], strict=True):
-        claims += _claims(paper, base, ours)
+    others = [(each, _by_text(pairs)) for each, pairs in by_reading.items() if each != context.judged]
+    for paper, (base, ours) in zip(TABLES, by_reading[context.judged], strict=True):
+        for claim in _claims(paper, base, ours):
+            why = "" if claim.holds else f"{claim.why} {held_elsewhere(claim, others)}"
+            claims.append(replace(claim, why=why))
         frame = pd.DataFrame(
             [
                 {
@@ -59,7 +63,7 @@ def run(context: Context) -> Result:
         tables.append(Table(f"table{paper.number}", caption, frame))
     notes = [
         f"{how_run(context, digits_task(context), len(seeds))} {SETUP}",
-        f"DDPNOpt in the reading '{READINGS[PAPER].label}', see fig-grid. The paper does not say which eps on V_xx its "
+        f"DDPNOpt in the reading '{context.judged.label}', see fig-grid. The paper does not say which eps on V_xx its "
         "tables have; here it is zero.",
         "A claim holds or fails where the difference, seed by seed, exceeds two standard errors; else it is open.",
     ]
@@ -84,6 +88,11 @@ def _pairs(context: Context, reading: Reading, seeds: range) -> list[Pair]:
     ]
 
 
+def _by_text(pairs: Sequence[Pair]) -> dict[str, bool | None]:
+    found = zip(TABLES, pairs, strict=True)
+    return {claim.text: claim.holds for paper, (base, ours) in found for claim in _claims(paper, base, ours)}
+
+
 def _readings(found: Mapping[Reading, Sequence[Pair]]) -> Table:
     rows = [
         {
@@ -93,12 +102,17 @@ def _readings(found: Mapping[Reading, Sequence[Pair]]) -> Table:
             "paper's change": f"{paper.loss[1] - paper.loss[0]:+.3f}",
             "change of the accuracy": difference(ours.accuracies(), base.accuracies()).text(2),
             "paper's": f"{paper.accuracy[1] - paper.accuracy[0]:+.2f}",
+            "as the paper": ", ".join(verdict(claim.holds) for claim in _claims(paper, base, ours)),
             "diverged": str(ours.diverged),
         }
         for reading, pairs in found.items()
         for paper, (base, ours) in zip(TABLES, pairs, strict=True)
     ]
-    return Table("readings", "The readings of V_xx side by side: mean ± standard error.", pd.DataFrame(rows))
+    return Table(
+        "readings",
+        "The readings of V_xx side by side: mean ± standard error, and the claims on loss and accuracy.",
+        pd.DataFrame(rows),
+    )
 
 
 _WHY = {

@@ -7,9 +7,12 @@ seeds decide nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+
+from ddpnopt.lab.paper.item import Claim
+from ddpnopt.lab.paper.readings import Reading
 
 STANDARD_ERRORS = 2.0
 FEWEST_SEEDS = 3
@@ -76,6 +79,14 @@ def all_of(verdicts: Iterable[bool | None]) -> bool | None:
     if any(each is False for each in found):
         return False
     return True if found and all(found) else None
+
+
+def held_elsewhere(claim: Claim, others: Sequence[tuple[Reading, Mapping[str, bool | None]]]) -> str:
+    """In which other readings of V_xx a claim holds, as a sentence; `others` has their verdicts by the claim's text."""
+    if not others:
+        return ""
+    good = [reading.label for reading, verdicts in others if verdicts.get(claim.text)]
+    return f"It holds in the reading {' and in '.join(good)}." if good else "It holds in no other reading compared."
 
 
 def fair(verdict: bool | None, *, rival_seeds: int, rival_epochs: int, rival_diverged: int) -> tuple[bool | None, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -85,6 +86,13 @@ class Store:
         """The states of the code that computed these."""
         by_key: dict[str, str] = dict(self._read("SELECT key, code FROM runs"))
         return {by_key[key] for key in keys if key in by_key}
+
+    def commits(self, keys: Iterable[str]) -> Counter[str]:
+        """How many of these runs each commit computed; those of an unknown one are left out."""
+        wanted = set(keys)
+        found = (text.rpartition("; commit ")[2] for key, text in self._read("SELECT key, origin FROM runs")
+                 if key in wanted and "; commit " in text)  # fmt: skip
+        return Counter(found)
 
     def close(self) -> None:
         self.connection.close()

@@ -1,0 +1,139 @@
+"""What the paper says about its grid, whether the runs bear it out, and if not, what it depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from ddpnopt.lab.paper.captions import verdict
+from ddpnopt.lab.paper.digits_runs import ACCURACY, LOSS, Cells
+from ddpnopt.lab.paper.item import Claim
+from ddpnopt.lab.paper.readings import Reading
+from ddpnopt.lab.paper.verdicts import Estimate, all_of, held_elsewhere
+
+CLOSE = 0.2
+"""Relative distance up to which a baseline's training loss counts as the paper's."""
+STRANGE = 1.0
+"""Relative distance beyond which a learning rate does something else here than in the paper."""
+
+ByReading = Mapping[Reading, Sequence[Cells]]
+
+
+def claims_of(each: Cells) -> list[Claim]:
+    """Both statements about one curvature."""
+    return [judge(each) for judge in JUDGES]
+
+
+def explained(each: Cells, judged: Reading, compared: Sequence[tuple[Reading, Cells]]) -> list[Claim]:
+    """The claims, and behind one that does not hold what the verdict depends on: rates, readings."""
+    made = []
+    for judge in JUDGES:
+        claim = judge(each)
+        if not claim.holds:
+            reasons = [claim.why, _without_strange_rates(each, claim, judge)]
+            others = [(reading, {claim.text: judge(part).holds}) for reading, part in compared if reading != judged]
+            reasons.append(held_elsewhere(claim, others))
+            claim = replace(claim, why=" ".join(filter(None, reasons)))
+        made.append(claim)
+    return made
+
+
+def consistent(each: Cells) -> Claim:
+    """Better in more than half of the cells, and on the mean over all of them, in both measures."""
+    ours, paper, verdicts = [], [], []
+    for measure, digits in ((LOSS, 3), (ACCURACY, 2)):
+        gains = [cell for row in each.gains(measure) for cell in row]
+        better = sum(fmean(cell) > 0 for cell in gains)
+        overall = Estimate.of(fmean(seed) for seed in zip(*gains, strict=True))
+        most = better > len(gains) / 2
+        verdicts.append(None if overall.positive is None else overall.positive == most and most)
+        ours.append(
+            f"{measure.partition(' (')[0]} better in {better} of {len(gains)} cells, "
+            f"by {overall.text(digits)} on average"
+        )
+        rows = each.paper(measure)
+        if rows:
+            sign = -1 if measure == LOSS else 1
+            better = sum(sign * (cell - row[0]) > 0 for row in rows for cell in row[1:])
+            paper.append(f"{better} of {sum(len(row) - 1 for row in rows)}")
+    holds = all_of(verdicts)
+    return Claim(
+        f"{each.grid.label}: feedback improves on the baseline in most settings",
+        holds,
+        "loss better in {}, accuracy in {}".format(*paper) if paper else "most (a picture)",
+        ", ".join(ours),
+        "" if holds else _why(holds, "The mean over the cells is within two standard errors of none."),
+    )
+
+
+def grows(each: Cells) -> Claim:
+    """Compare the mean gap in training loss at the larger two learning rates with that at the smaller two."""
+    gaps = [[fmean(seed) for seed in zip(*row, strict=True)] for row in each.gains(LOSS)]  # rates, seeds
+    low, high = ([fmean(seed) for seed in zip(*part, strict=True)] for part in (gaps[:2], gaps[2:]))
+    more = Estimate.of(b - a for a, b in zip(low, high, strict=True))
+    text = "mean gap in training loss {:.3f} at the smaller two, {:.3f} at the larger two"
+    paper = "a picture"
+    if each.grid.loss:
+        known = [fmean(row[0] - cell for cell in row[1:]) for row in each.grid.loss]
+        paper = text.format(fmean(known[:2]), fmean(known[2:]))
+    return Claim(
+        f"{each.grid.label}: the gap becomes larger as the learning rate increases",
+        more.positive,
+        paper,
+        f"{text.format(fmean(low), fmean(high))}, {more.text(3)} more",
+        "" if more.positive else _why(more.positive, "The growth is within two standard errors of none."),
+    )
+
+
+JUDGES: Sequence[Callable[[Cells], Claim]] = (consistent, grows)
+
+
+def _why(holds: bool | None, within: str) -> str:
+    return within if holds is None else "It is the other way round, by more than two standard errors."
+
+
+def strange_rates(each: Cells) -> list[int]:
+    """Rows in which the baseline itself, without any feedback, is not where the paper's is."""
+    rows = []
+    for i, row in enumerate(each.values(LOSS) if each.grid.loss else ()):
+        known, found = each.grid.loss[i][0], Estimate.of(row[0])
+        if abs(found.mean / known - 1) > STRANGE and abs(found.mean - known) > found.margin:
+            rows.append(i)
+    return rows
+
+
+def _without_strange_rates(each: Cells, claim: Claim, judge: Callable[[Cells], Claim]) -> str:
+    """What becomes of the claim at the rates where the baseline is the paper's."""
+    strange = strange_rates(each)
+    kept = [i for i in range(len(each.rows)) if i not in strange]
+    if not strange or len(kept) < 3:
+        return ""
+    grid = each.grid
+    part = Cells(
+        replace(
+            grid,
+            lrs=[grid.lrs[i] for i in kept],
+            loss=[grid.loss[i] for i in kept],
+            accuracy=[grid.accuracy[i] for i in kept],
+        ),
+        [each.rows[i] for i in kept],
+    )
+    at = ", ".join(
+        f"{grid.lrs[i]:g} {grid.label} itself has {fmean(each.values(LOSS)[i][0]):.2f} here and {grid.loss[i][0]:.2f} "
+        "in the paper"
+        for i in strange
+    )
+    now = judge(part).holds
+    then = "the verdict is the same" if now == claim.holds else f"it {_becomes(now)}"
+    return f"At learning rate {at}; without that rate {then}."
+
+
+def _becomes(holds: bool | None) -> str:
+    return "is open" if holds is None else verdict(holds)
+
+
+def tally(found: Sequence[Claim]) -> str:
+    """How many of the claims hold, do not, and are open."""
+    counts = [sum(claim.holds is verdict for claim in found) for verdict in (True, False, None)]
+    return "{} hold, {} do not, {} open".format(*counts)
