@@ -1,7 +1,7 @@
 """`DDPNOpt(model)` without one of its parts, or with another constant, as methods of the suite:
 
     PYTHONPATH=benchmarks ddpnopt bench suite --open --seeds 1 --out results/ablations --methods \
-        ddpnopt,adam,ablations:no_memory,ablations:impatient,ablations:more_damping,ablations:no_balance,\
+        ddpnopt,adam,ablations:no_memory,ablations:impatient,ablations:less_damping,ablations:diagonal,ablations:no_balance,\
 ablations:loss_not_seen,ablations:no_curvature,ablations:open_loop
 
 Each function takes a model and returns its optimizer. The constants are set for the duration of a step only, so that
@@ -23,6 +23,8 @@ from torch import nn
 from ddpnopt import DDPNOpt
 from ddpnopt.ddp import balance, step_length
 from ddpnopt.ddp.value import scale_free
+from ddpnopt.linear.convolution import Conv
+from ddpnopt.linear.linear import Linear
 from ddpnopt.trace.recording import Arrivals
 
 Constants = Mapping[tuple[Any, str], Any]
@@ -63,9 +65,14 @@ def impatient(model: nn.Module) -> DDPNOpt:
     return Changed(model, {(step_length, "PATIENCE"): 1.0, (step_length, "OWN"): 1.2})
 
 
-def more_damping(model: nn.Module) -> DDPNOpt:
-    """Five times the damping."""
+def less_damping(model: nn.Module) -> DDPNOpt:
+    """A tenth of the damping."""
     return Changed(model, {(scale_free, "DAMPING"): 0.1})
+
+
+def diagonal(model: nn.Module) -> DDPNOpt:
+    """Features are not mixed: the diagonals of the second moments alone."""
+    return Changed(model, {(Linear, "mixes_features"): False, (Conv, "mixes_features"): False})
 
 
 def no_balance(model: nn.Module) -> DDPNOpt:
