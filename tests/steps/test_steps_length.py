@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from step_runs import classes, relu_network, weights
 
 from ddpnopt import DDPNOpt
+from ddpnopt.ddp.loss import UnknownLoss, as_flat
 from ddpnopt.ddp.step_length import (
     EVIDENCE,
     FALL,
@@ -193,3 +194,40 @@ def test_a_step_whose_attempts_all_fail_shortens_the_next_one(monkeypatch: pytes
     opt.step()
     assert opt._length.fraction <= 2 * first / 64
     assert not torch.equal(weights(model), before)
+
+
+def test_a_loss_that_was_below_zero_has_no_level_in_any_later_batch() -> None:
+    length = StepLength()
+    assert length.level(0.3) == 0.3
+    assert length.level(None) is None
+    assert length.level(-0.1) == 0.0
+    assert length.level(0.3) == 0.0
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e3])
+def test_losses_without_a_level_ask_in_proportion_to_their_gradients(factor: float) -> None:
+    """The same outputs with gradients a tenth as large: a hundredth of the level, so a tenth of the way."""
+    z, q = torch.randn(8, 3), factor * torch.randn(8, 3)
+    first, flatness = as_flat([(z, UnknownLoss.adding_up_to(factor, z, q))], 0.0)
+    second, same = as_flat([(z, UnknownLoss.adding_up_to(factor, z, 0.1 * q))], flatness)
+    levels = [float(found[0][1].per_sample(z).sum()) for found in (first, second)]
+    assert levels[0] == pytest.approx(factor)
+    assert levels[1] == pytest.approx(0.01 * factor)
+    assert same == flatness
+
+
+def test_a_memory_that_does_not_fit_the_batch_is_dropped() -> None:
+    """The last update was made for a loss a thousand times as large."""
+    model = relu_network()
+    opt = DDPNOpt(model)
+    (x, y), *_ = classes()
+    for factor in (1e3, 1.0):
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        if factor == 1.0:
+            for update in (state["update"] for state in opt.state.values() if "update" in state):
+                for part in update:
+                    part.mul_(1e3)
+        opt.step()
+    assert opt._length.own_curvature < 4
