@@ -118,7 +118,7 @@ def compiled_twice() -> Trial:
     return classification(torch.compile(mlp(), backend="eager"))  # type: ignore[arg-type]
 
 
-@case("spectral norm on all layers", LOOPS, refused="torch.optim.AdamW")
+@case("spectral norm on all layers", LOOPS)
 def spectral_norm() -> Trial:
     model = mlp()
     for module in model:

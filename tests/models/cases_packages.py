@@ -99,7 +99,6 @@ def gcn() -> Trial:
     "GAT, whole graph with train_mask",
     GRAPHS,
     needs=("torch_geometric",),
-    fails="88 % of AdamW's decrease: nodes without a label have a gradient but no loss",
 )
 def gat() -> Trial:
     from torch_geometric.nn import GATConv

@@ -92,7 +92,7 @@ def nt_xent(a: Tensor, b: Tensor, temperature: float = 0.5) -> Tensor:
     return F.cross_entropy(likeness, torch.arange(2 * n).roll(n))
 
 
-@case("SimCLR, two views", PASSES, fails="85 % of AdamW's decrease: samples left out say nothing in a contrastive loss")
+@case("SimCLR, two views", PASSES)
 def simclr() -> Trial:
     model = mlp(10, 16)
     x, _ = vectors(64, classes=16)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from optimizer_networks import Residual, fcn, same, train, vectors, weights
 from torch import Tensor, nn
 
-from ddpnopt import DDPNOpt, ModelError, StepError
+from ddpnopt import DDPNOpt, ModelError, OpenLoopWarning, StepError
 
 
 def backward(model: nn.Module, factor: float = 1.0) -> None:
@@ -32,7 +32,22 @@ class TwoOutputs(nn.Module):
 )
 def test_a_model_without_a_supported_layer_is_told_what_is_needed(model: nn.Module) -> None:
     with pytest.raises(ModelError, match=r"nn\.Linear.*nn\.Conv"):
-        DDPNOpt(model, lr=0.1, value="outer")
+        DDPNOpt(model, lr=0.1, value="full", terminal="gn")
+
+
+def test_a_model_of_unsupported_layers_is_trained_all_the_same() -> None:
+    model = nn.Sequential(nn.EmbeddingBag(4, 3), nn.PReLU())
+    opt = DDPNOpt(model)
+    ids = torch.arange(12).view(4, 3) % 4
+    losses = []
+    with pytest.warns(OpenLoopWarning, match=r"0\.weight"):
+        for _ in range(30):
+            opt.zero_grad()
+            loss = (model(ids) - 1).square().mean()
+            loss.backward()
+            opt.step()
+            losses.append(loss.item())
+    assert losses[-1] < 0.1 * losses[0]
 
 
 def test_a_model_without_trainable_parameters_is_refused() -> None:

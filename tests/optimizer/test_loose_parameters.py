@@ -354,3 +354,28 @@ def test_a_model_with_compiled_parts_leaves_them_to_the_base_optimizer() -> None
     model.into.compile(backend="eager")
     with pytest.warns(OpenLoopWarning, match="scale"):
         train(model, DDPNOpt(model), 2)
+
+
+class Masked(nn.Conv2d):
+    """A convolution with a forward pass of its own, as in PixelCNN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.ones_like(self.weight)
+        mask[:, :, 2:] = 0
+        return self._conv_forward(x, self.weight * mask, self.bias)
+
+
+def test_a_model_of_loose_parameters_alone_is_trained_with_feedback() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Masked(1, 4, 3, padding=1), nn.ReLU(), Masked(4, 1, 3, padding=1))
+    opt = DDPNOpt(model)
+    x = (torch.rand(16, 1, 6, 6) > 0.5).to(torch.get_default_dtype())
+    losses = []
+    for _ in range(20):
+        opt.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(model(x), x)
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    assert opt.report.open_loop == []
+    assert losses[-1] < 0.2 * losses[0]

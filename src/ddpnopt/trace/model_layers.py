@@ -183,14 +183,15 @@ def find_layers(
             found = ModelLayer(name, module, layer)
             if (every_kind or found.required) and all(p in mine and uses[p] == 1 for p in found.parameters):
                 layers.append(found)
-    if not layers:
+    loose = _loose(modules, layers, mine, exclude) if every_kind else []
+    if not layers and not loose:
         raise ModelError(
-            "The model has no layer that DDPNOpt can control: it needs at least one nn.Linear or nn.Conv1d/2d/3d (or, "
-            "with value='batch' or 'outer', a norm, an nn.Embedding, attention or a recurrent layer) with a trainable "
-            "weight of its own (not shared, not parametrised, not excluded). Leave one layer without spectral_norm or "
-            "weight_norm, or use torch.optim.AdamW for this model."
+            "The model has no layer that DDPNOpt can control: it needs at least one nn.Linear or nn.Conv1d/2d/3d with "
+            "a trainable weight of its own (not shared, not parametrised, not excluded), or value='batch' or 'outer' "
+            "and any other trainable parameter. Leave one layer without spectral_norm or weight_norm, or use "
+            "torch.optim.AdamW for this model."
         )
-    return [*layers, *_loose(modules, layers, mine, exclude)] if every_kind else layers
+    return [*layers, *loose]
 
 
 def _loose(

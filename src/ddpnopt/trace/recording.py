@@ -223,8 +223,18 @@ def is_derivative(recording: Recording) -> bool:
 
 
 def arrived_at_output(recording: Recording, index: int, grad: Tensor) -> None:
-    if not is_derivative(recording):
-        recording.q[index] = grad
+    if is_derivative(recording):
+        return
+    recording.q[index] = grad
+    task = torch._C._current_graph_task_id()
+    if task != recording.task and all(isinstance(record.layer, Given) for record in recording.layers):
+        _note_backward(recording, task)  # no layer will do it: all parameters are loose
+
+
+def _note_backward(recording: Recording, task: int) -> None:
+    recording.backwards, recording.task = recording.backwards + 1, task
+    recording.arrivals.recordings.append(recording)
+    recording.arrivals.see_root()
 
 
 def arrived_at_input(recording: Recording, record: LayerRecord, grad: Tensor) -> None:
@@ -241,10 +251,7 @@ def arrived_at_layer(recording: Recording, record: LayerRecord, grad: Tensor) ->
         return
     record.arrivals += 1
     if record.arrivals > recording.backwards:
-        recording.backwards = record.arrivals
-        recording.task = torch._C._current_graph_task_id()
-        recording.arrivals.recordings.append(recording)
-        recording.arrivals.see_root()
+        _note_backward(recording, torch._C._current_graph_task_id())
     if record._h is not None:
         if record._h._version == record._version and p_h.dim() > 1:
             wide = torch.promote_types(p_h.dtype, torch.float32)  # a scaled loss would overflow half precision
