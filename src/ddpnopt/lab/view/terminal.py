@@ -28,7 +28,7 @@ MOST_LINES = len(COLOURS)
 def view(log: RunLog, width: int, height: int | None = None) -> RenderableType:
     """All curves of a run, two beside each other where there is room.
 
-    On a screen of a given height the lower part may be cut off: the curves are lower there, and the remarks stand first.
+    On a screen of a given height the lower part may be cut off, so curves are lower there and the remarks stand first.
     """
     shown = panels(log)
     columns = 2 if width >= TWO_COLUMNS else 1
