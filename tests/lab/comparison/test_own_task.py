@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from ddpnopt.lab import compare
 from ddpnopt.lab.cli import app
 from ddpnopt.lab.comparison.own_task import OwnTask
+from ddpnopt.lab.comparison.task_file import near_misses, read_task
 from ddpnopt.lab.errors import TaskError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "compare" / "my_task.py"
@@ -142,6 +143,21 @@ def test_a_file_that_does_not_fit_is_told_by_function_and_line(
 def test_the_line_of_a_mistake_is_that_of_the_file(file: Path) -> None:
     edited(file, "cross_entropy(model(inputs), labels)", "cross_entropy(model(inputs), labels + 7)")
     assert_told(run(file), f"(my_task.py, line {line_of(file, 'return F.cross_entropy')}: return")
+
+
+def test_a_mistake_outside_of_functions_has_its_line_in_a_file_of_the_working_directory(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(file.parent)
+    edited(file, "steps = 200", "steps = undefined")
+    with pytest.raises(TaskError, match="line 10: steps = undefined"):
+        read_task(Path(file.name))
+
+
+def test_a_function_whose_name_is_almost_evaluate_is_named(file: Path) -> None:
+    assert near_misses(file) == []
+    edited(file, "def evaluate(", "def evalute(")
+    assert near_misses(file) == ["my_task.py has no `evaluate`; is `evalute` meant for it?"]
 
 
 def test_an_error_in_the_middle_of_a_run_is_told_with_its_line(file: Path) -> None:

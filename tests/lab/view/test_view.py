@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner, Result
 
 from ddpnopt import DDPNOpt, OptionError
 from ddpnopt.lab.cli import app
+from ddpnopt.lab.cli.view import shown_now
 from ddpnopt.lab.view.curves import CurveLine, binned, panels
 from ddpnopt.lab.view.run_log import RunLog, read_log
 from ddpnopt.lab.view.symptoms import symptoms
-from ddpnopt.lab.view.terminal import plot
+from ddpnopt.lab.view.terminal import plot, view
 from ddpnopt.logging import Recorder
 
 
@@ -158,6 +162,32 @@ def test_a_file_that_is_no_record_is_told_by_its_line(tmp_path: Path, content: s
     assert result.exit_code == 2
     assert word in result.stderr
     assert show(str(tmp_path / "none.jsonl")).exit_code == 2
+
+
+def test_on_a_screen_the_remarks_stand_before_the_curves_and_the_curves_are_lower(file: Path) -> None:
+    log = read_log(file)
+    worse = replace(log, columns={**log.columns, "skipped": [float(step) for step in log.steps]})
+
+    def lines(height: int | None) -> list[str]:
+        console = Console(width=80, file=io.StringIO(), record=True)
+        console.print(view(worse, 80, height))
+        return console.export_text().splitlines()
+
+    low, whole = lines(24), lines(None)
+    assert any("Skipped steps" in line for line in low[:5])
+    assert any("Skipped steps" in line for line in whole[-5:])
+    assert len(low) < len(whole)
+    assert sum("╭" in line for line in low) == sum("╭" in line for line in whole)
+
+
+def test_a_viewer_that_follows_waits_for_a_file_and_its_first_step(tmp_path: Path, file: Path) -> None:
+    path = tmp_path / "later.jsonl"
+    screen = Console(width=80, height=24)
+    assert "waiting for the first step" in str(shown_now(path, screen))
+    path.write_text("", encoding="utf-8")
+    assert "waiting for the first step" in str(shown_now(path, screen))
+    path.write_bytes(file.read_bytes())
+    assert not isinstance(shown_now(path, screen), str)
 
 
 def test_a_line_that_is_being_written_is_left_out(file: Path) -> None:

@@ -24,7 +24,7 @@ from ddpnopt.lab.comparison.comparison import DEFAULT_METHODS, ComparedMethod, C
 from ddpnopt.lab.comparison.comparison import compare as run_comparison
 from ddpnopt.lab.comparison.output import count, save, table
 from ddpnopt.lab.comparison.own import OWN_METHODS, compare_own, own_entrants, planned_runs
-from ddpnopt.lab.comparison.task_file import read_task
+from ddpnopt.lab.comparison.task_file import near_misses, read_task
 from ddpnopt.lab.data import IMAGE_SETS, load
 from ddpnopt.lab.errors import ExperimentError
 from ddpnopt.lab.runs.classification import ClassificationTask
@@ -128,6 +128,8 @@ def _own(
     entrants = own_entrants(methods, tune=tune)  # a misspelt method is told before the file is run
     task = read_task(path, steps)
     status = status_console()
+    for remark in near_misses(path):
+        status.print(remark, soft_wrap=True, highlight=False)
     store = folder / STORE
     kept = 0
     seen: set[RunConfig] = set()

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from ddpnopt.lab.cli.errors import one_line_errors
 from ddpnopt.lab.cli.progress import console
 from ddpnopt.lab.errors import ExperimentError
-from ddpnopt.lab.view.run_log import read_log
+from ddpnopt.lab.view.run_log import NothingRecordedError, read_log
 from ddpnopt.lab.view.terminal import view as drawn
 
 
@@ -41,14 +42,23 @@ def view(
     if not follow:
         screen.print(drawn(read_log(file), screen.width))
         return
-    with Live(drawn(read_log(file), screen.width), console=screen, auto_refresh=False, screen=True) as live:
-        size = -1
+    with Live(console=screen, auto_refresh=False, screen=True) as live:
+        last: tuple[int, int, int] | None = None
         try:
             while True:
-                if file.stat().st_size != size:
-                    size = file.stat().st_size
-                    live.update(drawn(read_log(file), screen.width), refresh=True)
+                now = (file.stat().st_size if file.exists() else -1, *screen.size)
+                if now != last:
+                    last = now
+                    live.update(shown_now(file, screen), refresh=True)
                 time.sleep(every)
         except KeyboardInterrupt:
             pass
     screen.print(drawn(read_log(file), screen.width))
+
+
+def shown_now(file: Path, screen: Console) -> RenderableType:
+    """What the file holds so far; the training may start after its viewer."""
+    try:
+        return drawn(read_log(file), screen.width, screen.height)
+    except NothingRecordedError:
+        return f"waiting for the first step in {file}; Ctrl-C ends"

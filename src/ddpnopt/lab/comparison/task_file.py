@@ -46,6 +46,19 @@ def read_task(path: Path, steps: int | None = None) -> OwnTask:
     )
 
 
+def near_misses(path: Path) -> list[str]:
+    """What a file defines under a name that is almost that of something optional, which then goes unused."""
+    defined: set[str] = set()
+    for part in ast.parse(_text(path)).body:
+        if isinstance(part, ast.FunctionDef):
+            defined.add(part.name)
+        elif isinstance(part, ast.Assign):
+            defined |= {target.id for target in part.targets if isinstance(target, ast.Name)}
+    others = sorted(defined - {*NEEDED, *OPTIONAL})
+    pairs = [(name, difflib.get_close_matches(name, others, 1, 0.8)) for name in OPTIONAL if name not in defined]
+    return [f"{path.name} has no `{name}`; is `{close[0]}` meant for it?" for name, close in pairs if close]
+
+
 def _text(path: Path) -> str:
     if path.suffix != ".py" or not path.is_file():
         raise TaskError(f"there is no Python file {path}.")
@@ -75,7 +88,8 @@ def _run(path: Path) -> ModuleType:
     except TaskError:
         raise
     except Exception as failed:
-        frames = [each for each in traceback.extract_tb(failed.__traceback__) if Path(each.filename) == path]
+        # the origin is absolute, also where the path is not
+        frames = [each for each in traceback.extract_tb(failed.__traceback__) if each.filename == spec.origin]
         line = f", line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
         what = " ".join(str(failed).split())
         raise TaskError(f"{path.name} failed with {type(failed).__name__}: {what} ({path.name}{line})") from failed

@@ -13,6 +13,10 @@ from ddpnopt.lab.errors import ExperimentError
 HINT = "ddpnopt.logging.Recorder writes such files"
 
 
+class NothingRecordedError(ExperimentError):
+    """A file that is not there, or has no step: a training may be about to write it."""
+
+
 @dataclass(frozen=True)
 class RunLog:
     """A training, step by step; a number that was not recorded at a step is None there."""
@@ -49,6 +53,8 @@ def read_log(path: Path) -> RunLog:
     """The run in a file; a last line that is being written is left out."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except FileNotFoundError as missing:
+        raise NothingRecordedError(f"there is no file {path}; {HINT}") from missing
     except (OSError, UnicodeDecodeError) as wrong:
         raise ExperimentError(f"{path} cannot be read: {wrong}; {HINT}") from wrong
     records: dict[int, dict[str, Any]] = {}
@@ -63,7 +69,7 @@ def read_log(path: Path) -> RunLog:
             records = {each: content for each, content in records.items() if each < step}
         records[step] = record
     if not records:
-        raise ExperimentError(f"{path} holds no step yet")
+        raise NothingRecordedError(f"{path} holds no step yet")
     names = dict.fromkeys(name for record in records.values() for name in record if name != "step")
     columns = {name: [record.get(name) for record in records.values()] for name in names}
     return RunLog(path.stem, list(records), columns, about.get("kind"), about.get("open_loop", ()))

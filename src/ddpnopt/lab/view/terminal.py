@@ -18,36 +18,48 @@ COLOURS = ("bright_red", "bright_blue", "green", "yellow", "magenta", "cyan", "b
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of a Braille character, by column and row
 BLANK = 0x2800
 ROWS = 7
+LEAST_ROWS = 3
+AROUND = 4  # rows of a box besides its curve: border, steps, legend
 LABEL = 10  # columns for the numbers beside the axis
 TWO_COLUMNS = 110
 MOST_LINES = len(COLOURS)
 
 
-def view(log: RunLog, width: int) -> RenderableType:
-    """All curves of a run, two beside each other where there is room."""
+def view(log: RunLog, width: int, height: int | None = None) -> RenderableType:
+    """All curves of a run, two beside each other where there is room.
+
+    On a screen of a given height the lower part may be cut off, so curves are lower there and the remarks stand first.
+    """
     shown = panels(log)
     columns = 2 if width >= TWO_COLUMNS else 1
     inner = width // columns - 4
     grid = Table.grid(expand=True)
     for _ in range(columns):
         grid.add_column(ratio=1)
-    boxes = [_box(log, panel, inner) for panel in shown]
+    remarks = [f"[bold yellow]{each.name}[/]: {each.text}" for each in symptoms(log)]
+    rows = ROWS if height is None else _rows(height - 1 - 2 * len(remarks), math.ceil(len(shown) / columns))
+    boxes = [_box(log, panel, inner, rows) for panel in shown]
     for i in range(0, len(boxes), columns):
         grid.add_row(*boxes[i : i + columns])
     seconds = log.final("seconds")
     heading = f"[bold]{log.name}[/]  step {log.steps[-1]:,}, {seconds:.0f} s" + (f", {log.kind}" if log.kind else "")
     if log.column("shortened") and not any(log.final(name) for name in COUNTERS):
         heading += "; no step repeated, undone or skipped"
-    remarks = [f"[bold yellow]{each.name}[/]: {each.text}" for each in symptoms(log)]
     missing = "" if log.column("predicted") or not log.column("kappa") else (
         "[dim]DDPNOpt(model, diagnostics=True) records predicted and actual change and the layers, too"
     )  # fmt: skip
-    return Group(heading, grid, *remarks, *([missing] if missing else []))
+    parts = [grid, *remarks] if height is None else [*remarks, grid]
+    return Group(heading, *parts, *([missing] if missing else []))
 
 
-def _box(log: RunLog, panel: CurvePanel, width: int) -> Panel:
+def _rows(height: int, boxes: int) -> int:
+    """How high a curve may be so that so many boxes fit below each other, if they can."""
+    return min(max(height // max(boxes, 1) - AROUND, LEAST_ROWS), ROWS)
+
+
+def _box(log: RunLog, panel: CurvePanel, width: int, rows: int) -> Panel:
     lines = list(panel.lines)[:MOST_LINES]
-    text = plot(log.steps, lines, width - LABEL, logarithmic=panel.logarithmic)
+    text = plot(log.steps, lines, width - LABEL, rows, logarithmic=panel.logarithmic)
     legend = Text(" " * LABEL)
     if len(panel.lines) > 1:
         for line, colour in zip(lines, COLOURS, strict=False):
