@@ -188,11 +188,14 @@ class ScaleFree(Batch):
         self._add_up_effects()
 
     def _leave_free(self, damping: float) -> list[float]:
-        """The shares that the stage costs leave to the samples."""
+        """The shares that the stage costs leave to the samples; a cost that is small beside their loss leaves more."""
+        cost = self._cost.value
+        loss = 0.5 * float(self.target @ self.target) if cost > 0 else 0.0
+        power = min(1.0, cost / loss) if loss > 0 else 1.0
         for stage, eta, free, l_u in zip(self._stages, self._etas, self._free, self._held, strict=True):
             if l_u is not None:
                 free = penalty_step(stage, l_u, eta / damping)[1]
-            stage.eta = eta * free
+            stage.eta = eta * free**power
         return [stage.eta for stage in self._stages]
 
     def _add_up_effects(self) -> None:

@@ -48,7 +48,7 @@ def view(log: RunLog, width: int, height: int | None = None) -> RenderableType:
     missing = "" if log.column("predicted") or not log.column("kappa") else (
         "[dim]DDPNOpt(model, diagnostics=True) records predicted and actual change and the layers, too"
     )  # fmt: skip
-    parts = [grid, *remarks] if height is None else [*remarks, grid]
+    parts: list[RenderableType] = [grid, *remarks] if height is None else [*remarks, grid]
     return Group(heading, *parts, *([missing] if missing else []))
 
 
