@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
 from ddpnopt._collect import is_chain, one_recording, why_open_loop
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
-from ddpnopt._step_length import accept_length, choose_fraction, keep_update, watches_slope
+from ddpnopt._step_length import accept_length, choose_fraction, keep_update, take_back_if_wrong, watches_slope
 from ddpnopt._troubles import DEAD_EVERY
 from ddpnopt._value import (
     Losses,
@@ -200,6 +200,8 @@ class Step:
         known = true_loss(recording) is not None or (self.losses is not None and are_certain(self.losses))
         # alike in all processes, whose lengths have to stay equal
         self.certain = self.peers.total(float(loss is None or not known)) == 0
+        if opt.form.scale_free and take_back_if_wrong(self):
+            return
         if loss is None:
             yield fraction
             return

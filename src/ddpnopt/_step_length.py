@@ -62,6 +62,21 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> bool:
     return True
 
 
+def take_back_if_wrong(step: Step) -> bool:
+    """Undo the last step if its loss was a guess and that of the next batch tells that it has gone wrong."""
+    opt = step.opt
+    if not opt._length.is_surprised(opt._loss_value) or step.certain:
+        return False
+    updates = [(layer, opt.state[layer.parameters[0]].pop("update", None)) for layer in opt._capture.layers]
+    if all(update is None for _, update in updates):
+        return False
+    for layer, update in updates:
+        for weight, part in zip(layer.parameters, update or (), strict=False):
+            weight.data.add_(part)
+    opt._length.retreat()
+    return True
+
+
 def keep_update(step: Step) -> None:
     """Turn the copies of the old weights into the update, for the next step."""
     if not step.stages:  # undone

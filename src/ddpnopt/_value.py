@@ -282,17 +282,13 @@ def _shared_out(total: float, found: list[tuple[Tensor, Tensor, torch.dtype]], m
     open_ = [k for k, (_, loss) in enumerate(losses) if not loss.certain]
     rest = total - sum(value for k, value in enumerate(sums) if k not in open_)
     guessed = sum(sums[k] for k in open_)
-    if rest <= 0 or guessed <= 0:
-        return losses
     for k in open_:
         z, q, narrow = found[k]
-        one = len(open_) == 1
-        losses[k] = (z, recognise(z, q, mean, rest, narrow) if one else _unknown(z, q, rest * sums[k] / guessed))
+        if rest <= 0 or len(open_) == 1:  # with nothing left they have no level
+            losses[k] = (z, recognise(z, q, mean, max(rest, 0.0), narrow))
+        elif guessed > 0:
+            losses[k] = (z, UnknownLoss.adding_up_to(rest * sums[k] / guessed, z, q))
     return losses
-
-
-def _unknown(z: Tensor, q: Tensor, total: float) -> UnknownLoss:
-    return UnknownLoss.adding_up_to(total, z, q)
 
 
 def _narrow(*tensors: Tensor | None) -> torch.dtype:

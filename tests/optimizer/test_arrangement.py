@@ -157,3 +157,33 @@ def test_a_layer_whose_samples_cannot_be_found_is_left_to_the_base_optimizer_by_
 def test_another_batch_dim_is_refused() -> None:
     with pytest.raises(OptionError, match="batch_dim=2"):
         DDPNOpt(nn.Linear(2, 2), batch_dim=2)
+
+
+class OwnGraph(nn.Module):
+    """A graph that belongs to the model: its features are a buffer, which the first layer reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features: Tensor
+        self.average: Tensor
+        self.register_buffer("features", torch.randn(20, 5))
+        self.register_buffer("average", torch.rand(20, 20) / 20)
+        self.first, self.second = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, nodes: Tensor) -> Tensor:
+        h = torch.relu(self.average @ self.first(self.features))
+        return (self.average @ self.second(h))[nodes]
+
+
+def test_a_layer_may_read_a_buffer_of_the_model() -> None:
+    torch.manual_seed(0)
+    model, y = OwnGraph(), torch.randint(3, (8,))
+    opt = DDPNOpt(model)
+    losses = []
+    for _ in range(10):
+        opt.zero_grad()
+        loss = nn.functional.cross_entropy(model(torch.arange(8)), y)
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from step_runs import classes, relu_network, weights
+from step_runs import apart, classes, relu_network, weights
+from torch import nn
 
 from ddpnopt import DDPNOpt
 from ddpnopt.ddp.loss import UnknownLoss, as_flat
@@ -217,17 +218,50 @@ def test_losses_without_a_level_ask_in_proportion_to_their_gradients(factor: flo
 
 
 def test_a_memory_that_does_not_fit_the_batch_is_dropped() -> None:
-    """The last update was made for a loss a thousand times as large."""
     model = relu_network()
     opt = DDPNOpt(model)
     (x, y), *_ = classes()
-    for factor in (1e3, 1.0):
+    for _ in range(2):
         opt.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        if factor == 1.0:
-            for update in (state["update"] for state in opt.state.values() if "update" in state):
-                for part in update:
-                    part.mul_(1e3)
+        F.cross_entropy(model(x), y).backward()
+        for update in [state["update"] for state in opt.state.values() if "update" in state]:
+            for part in update:
+                part.mul_(1e3)
         opt.step()
     assert opt._length.own_curvature < 4
+
+
+def test_a_loss_far_above_those_before_is_a_surprise_and_noise_is_none() -> None:
+    torch.manual_seed(0)
+    length = StepLength()
+    for loss in (1 + 0.3 * torch.randn(200)).tolist():
+        assert not length.is_surprised(loss)
+    assert not length.is_surprised(None)
+    assert length.is_surprised(84.0)
+    assert length.is_surprised(math.nan)
+    assert not length.is_surprised(1.2)
+
+
+def test_a_step_that_sends_a_loss_of_unknown_form_up_is_taken_back() -> None:
+    """A policy whose loss is computed outside of the model, from outputs that are guessed to be those of a square."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    opt = DDPNOpt(model)
+
+    def step(factor: float) -> None:
+        opt.zero_grad()
+        z = model(torch.randn(16, 4))
+        (factor + (z - 1).abs().pow(1.5).mean()).backward()
+        opt.step()
+
+    for _ in range(12):
+        step(0.0)
+    before = weights(model)
+    step(0.0)
+    moved = weights(model)
+    step(1e6)  # as if the last step had gone wrong
+    assert apart(weights(model), before) < 1e-9
+    assert apart(moved, before) > 1e-6
+    assert opt.report.undone == 1
+    step(0.0)
+    assert opt._length.fraction > 0

@@ -139,16 +139,20 @@ def _binary_entropy(p: Tensor) -> Tensor:
 
 
 def as_flat(found: list[tuple[Tensor, AnyLoss]], flatness: float) -> tuple[list[tuple[Tensor, AnyLoss]], float]:
-    """Losses without a level, as curved as in the first such batch; squares of gradients over the level, for the next.
+    """Losses without a level, at least as curved as in the first such batch; squares of gradients over the level.
 
     Their level would otherwise follow the size of the outputs, and a policy that has nearly decided would be asked to
     move as far for a small gradient as an undecided one for a large one.
     """
-    unknown = [(z, loss) for z, loss in found if isinstance(loss, UnknownLoss)]
-    squares = sum(len(loss.q) * float(loss.q.double().square().sum()) for _, loss in unknown)
-    level = sum(0.5 * float(loss.residual.double().square().sum()) for _, loss in unknown)
-    if len(unknown) < len(found) or not squares or not level:
+    unknown = [loss for _, loss in found if isinstance(loss, UnknownLoss)]
+    squares = sum(len(loss.q) * float(loss.q.double().square().sum()) for loss in unknown)
+    level = sum(0.5 * float(loss.residual.double().square().sum()) for loss in unknown)
+    if not squares or not level:
         return found, flatness
     flatness = flatness or squares / level
-    factor = math.sqrt(squares / flatness / level)
-    return [(z, replace(loss, residual=loss.residual * factor)) for z, loss in unknown], flatness
+    factor = min(1.0, math.sqrt(squares / flatness / level))
+
+    def flat(loss: AnyLoss) -> AnyLoss:
+        return replace(loss, residual=loss.residual * factor) if isinstance(loss, UnknownLoss) else loss
+
+    return [(z, flat(loss)) for z, loss in found], flatness

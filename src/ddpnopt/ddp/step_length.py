@@ -37,6 +37,7 @@ SLOPE_GAIN = 0.5  # how strongly the slope after a step acts on the logarithm of
 SLOPE_OFFSET = 0.05  # the slope, relative to the step's own, at which a length is kept: a little beyond the minimum
 OVERSHOT = 0.5  # slope after a step, relative to its own, from which on it may shorten the next at once
 LEAST_KAPPA = 0.5
+SURPRISE = 10.0  # deviations of a loss above its running mean at which the last step is taken back
 FELT = 0.5  # of the curvature by the slope after a step: a lower bound of kappa
 RESOLUTION = 1e-6  # relative changes of the loss below this are rounding errors
 
@@ -73,6 +74,9 @@ class StepLength:
     decrease: float = 0.0  # first-order decrease of the last step
     slope: float = 0.0  # running slope after a step, relative to `decrease`
     slope_weight: float = 0.0
+    expected: float = 0.0  # running mean of the losses that were seen
+    deviation: float = 0.0  # … and of their distance from it
+    seen: int = 0
     below_zero: bool = False  # whether the loss of any batch was
     flatness: float = 0.0  # of a loss that was: squares of its gradients over its level, in the first such batch
     memory: float = 0.0  # times the last update is the prior of the next step
@@ -84,6 +88,25 @@ class StepLength:
         """
         self.below_zero = self.below_zero or (loss is not None and loss < 0)
         return 0.0 if self.below_zero else loss
+
+    def is_surprised(self, loss: float | None) -> bool:
+        """Whether the loss of a batch is so far above those before that the last step must have gone wrong."""
+        if loss is None:
+            return False
+        away = loss - self.expected
+        if self.seen * (1 - DECAY) >= 1 and not away <= SURPRISE * self.deviation + abs(self.expected):
+            return True
+        rate = max(1 - DECAY, 1 / (self.seen + 1))
+        self.deviation += rate * (abs(away) * (self.seen > 0) - self.deviation)
+        self.expected += rate * away
+        self.seen += 1
+        return False
+
+    def retreat(self) -> None:
+        """The last step has been taken back: start again from a quarter of it, and remember nothing of it."""
+        self.fraction *= SHRINK
+        self.kappa /= SHRINK
+        self.memory = 0.0
 
     def choose(self, found: Evidence) -> float:
         """The fraction to ask for; a batch without loss or gradient leaves everything as it is."""
