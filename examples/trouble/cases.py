@@ -124,14 +124,26 @@ def nothing_to_learn(steps: int, path: Path) -> None:
 
 
 def promises(steps: int, path: Path) -> None:
-    """Activations with fine ripples, and steps of automatic length."""
-    record(wavy(0.05), classes(steps, 8), F.cross_entropy, path)
+    """Activations with fine ripples, and steps with a fixed damping: those of automatic length learn to expect less."""
+    record(wavy(0.02), classes(steps), F.cross_entropy, path, lr=3)
+
+
+class Dead(nn.Module):
+    """A shortcut around ReLUs that never fire."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+        nn.init.constant_(self.first.bias, -20.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(torch.relu(self.first(x)))
 
 
 def still(steps: int, path: Path) -> None:
-    """Fifteen layers of sigmoids: almost no gradient reaches the first ones."""
-    layers = [m for _ in range(14) for m in (nn.Linear(20, 20), nn.Sigmoid())]
-    record(nn.Sequential(*layers, nn.Linear(20, 2)), classes(steps), F.cross_entropy, path)
+    """Dead ReLUs beside a shortcut: no gradient reaches the layer before them."""
+    parts = nn.Linear(20, 32), nn.ReLU(), Dead(32), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2)
+    record(nn.Sequential(*parts), classes(steps), F.cross_entropy, path)
 
 
 def unknown(steps: int, path: Path) -> None:
