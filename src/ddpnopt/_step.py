@@ -217,8 +217,9 @@ class Step:
         opt, recording, peers = self.opt, self.recording, self.peers
         assert recording is not None
         self.displacement = Displacement(is_chain(opt, self.passes, recording), once=not opt.diagnostics)
-        cost = opt._parameters.stage_cost() + self.penalties.value()
-        memory = (opt._length.memory, watches_slope(self), cost) if opt.form.scale_free else None
+        inside = self.penalties.value()
+        cost = opt._parameters.stage_cost() + inside
+        memory = (opt._length.memory, watches_slope(self), cost, inside) if opt.form.scale_free else None
         given = recording, self.displacement, fraction, self.sample_losses, peers, memory
         (p_h, p_x), self.value = opt.form.start(self.passes, *given)
         self.stages = []

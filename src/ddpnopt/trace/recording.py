@@ -227,7 +227,8 @@ def arrived_at_output(recording: Recording, index: int, grad: Tensor) -> None:
         return
     recording.q[index] = grad
     task = torch._C._current_graph_task_id()
-    if task != recording.task and all(isinstance(record.layer, Given) for record in recording.layers):
+    layers = recording.layers
+    if layers and task != recording.task and all(isinstance(record.layer, Given) for record in layers):
         _note_backward(recording, task)  # no layer will do it: all parameters are loose
 
 

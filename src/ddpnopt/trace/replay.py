@@ -85,17 +85,14 @@ class Playback:
     def buffers_kept(self) -> Iterator[None]:
         """Undo what the forward pass does to the model's buffers."""
         buffers = [
-            (m, name, b, b._version, b.clone())
-            for m in self._with_buffers
-            for name, b in m._buffers.items()
-            if b is not None
+            (m, name, b, b.clone()) for m in self._with_buffers for name, b in m._buffers.items() if b is not None
         ]
         try:
             yield
         finally:
             with torch.no_grad():
-                for module, name, buffer, version, old in buffers:
-                    if buffer._version != version:  # one that a layer reads must not look changed
+                for module, name, buffer, old in buffers:
+                    if not torch.equal(buffer, old):  # one that a layer reads must not look changed
                         buffer.copy_(old)
                     module._buffers[name] = buffer  # a forward pass may have replaced it
 

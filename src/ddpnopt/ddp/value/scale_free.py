@@ -49,7 +49,7 @@ class ScaleFree(Batch):
 
     def __init__(
         self, losses: Tensor, displacement: Displacement, peers: Peers = ALONE, memory: float = 0.0, watch: bool = True,
-        cost: float = 0.0, least: float = LEAST_LOSS,
+        cost: float = 0.0, penalty: float = 0.0, least: float = LEAST_LOSS,
     ) -> None:  # fmt: skip
         mean = peers.total(float(losses.sum())) / peers.batch(len(losses))
         losses = losses.clamp_min(least * mean)
@@ -63,6 +63,7 @@ class ScaleFree(Batch):
         self.memory = memory  # times the last update is the prior step
         self.watch = watch  # whether the slope along the last update is wanted in any case
         self._cost = CostChange(cost)  # of all stages
+        self._penalty = penalty  # the part of it that is in the user's loss
         # of the stages, last to first
         self._stages: list[Stage] = []
         self._systems: list[System] = []
@@ -188,10 +189,9 @@ class ScaleFree(Batch):
         self._add_up_effects()
 
     def _leave_free(self, damping: float) -> list[float]:
-        """The shares that the stage costs leave to the samples; a cost that is small beside their loss leaves more."""
-        cost = self._cost.value
-        loss = 0.5 * float(self.target @ self.target) if cost > 0 else 0.0
-        power = min(1.0, cost / loss) if loss > 0 else 1.0
+        """The shares that the stage costs leave to the samples; a penalty small beside their loss leaves more."""
+        loss = 0.5 * float(self.target @ self.target) if self._penalty > 0 else 0.0
+        power = min(1.0, self._penalty / loss) if loss > 0 else 1.0
         for stage, eta, free, l_u in zip(self._stages, self._etas, self._free, self._held, strict=True):
             if l_u is not None:
                 free = penalty_step(stage, l_u, eta / damping)[1]
