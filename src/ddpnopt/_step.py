@@ -67,6 +67,8 @@ class Step:
         self.fraction = 1.0  # of each sample's loss that the sweep asks to remove
         self.evidence: Evidence | None = None  # of a step without a learning rate
         self.chosen = self.asked = 1.0  # the fraction of the first attempt, of the current one; without lr
+        self.shorter = 1.0  # the current attempt, relative to the first
+        self.updates: list[list[Tensor]] = []  # old minus new weights of the stages, where they have been judged
         self._gradient_sum = 0.0
         self.certain = True  # whether the loss after the step is that of the user, and not of a guess
         self._share = 1.0  # of this process's samples in the batch loss
@@ -202,15 +204,16 @@ class Step:
         self.certain = self.peers.total(float(loss is None or not known)) == 0
         if opt.form.scale_free and take_back_if_wrong(self):
             return
-        if loss is None:
+        if loss is not None:
+            self.loss_before = self._total(loss)
+        elif not opt.form.scale_free:
             yield fraction
             return
-        self.loss_before = self._total(loss)
         for attempt in range(ATTEMPTS):
             if attempt:
                 opt.report.shortened += attempt == 1
                 self.passes.retrace(recording)  # the last sweep has freed what was recorded
-            yield fraction * SHORTER**attempt
+            yield fraction * self.shorter
 
     def plan(self, fraction: float) -> None:
         """Lines 6 to 13 of Algorithm 3: the backward pass, and with it a policy for each layer."""
@@ -278,14 +281,14 @@ class Step:
 
     def accept(self) -> bool:
         """Whether the loss of the same batch has not increased, where that can be judged."""
-        after = None
-        if self.loss_before is not None:
-            loss = self._batch_loss(self.outputs)
-            assert loss is not None
-            after = self._total(loss)
+        loss = self._batch_loss(self.outputs) if self.loss_before is not None else None
+        after = None if loss is None else self._total(loss)
         if self.evidence is not None:
-            return accept_length(self, self.evidence, after)
-        return after is None or self.loss_before is None or after <= self.loss_before
+            shorter = accept_length(self, self.evidence, after)
+        else:
+            shorter = 1.0 if after is None or self.loss_before is None or after <= self.loss_before else SHORTER
+        self.shorter *= shorter
+        return shorter == 1.0
 
     def _batch_loss(self, outputs: list[Tensor] | None = None) -> float | None:
         """The loss of this process's samples, by the recorded outputs or by new ones; None where it is not known."""
@@ -316,7 +319,7 @@ class Step:
             p.detach().copy_(old)
         for p, state in self._states.items():
             self.opt.state[p] = dict(state)
-        self.stages, self.policies, self.outputs = [], [], None
+        self.stages, self.policies, self.outputs, self.updates = [], [], None, []
 
     def finish(self) -> None:
         """Check what was written, and count the samples."""
