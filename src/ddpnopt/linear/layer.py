@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ddpnopt.linear.sample_gradients import SampleGradients
+    from ddpnopt.linear.sample_gradients import ByPlaces, Explicit, SampleGradients
 
 Parts = list[Tensor]
 BLOCK = 128  # rows of the smallest blocks of a symmetric product
@@ -144,9 +144,17 @@ class Layer(ABC):
         `recompute` asks for a form that stores nothing but x and p; by default where the gradients would need more
         memory than x and p. This is the general form, for weights that act at several places of each sample.
         """
-        from ddpnopt.linear.sample_gradients import over_places  # which needs this class
+        form = self.form_over_places(x, p, others, recompute)
+        assert form is not None
+        return form(self, x, p)
 
-        return over_places(self, x, p, others, recompute)
+    def form_over_places(
+        self, x: Tensor, p: Tensor, others: int, recompute: bool | None
+    ) -> type[Explicit] | type[ByPlaces] | None:
+        """The form of `sample_gradients` if it is one for several places; None for any other."""
+        from ddpnopt.linear.sample_gradients import form_over_places  # which needs this class
+
+        return form_over_places(self, x, p, others, recompute)
 
     def outer_factors(self, xi: Tensor | None, psi: Tensor | None) -> Parts:
         """psi (x) xi for [W] or [W, b], broadcast: factors of the input features and of the outputs."""

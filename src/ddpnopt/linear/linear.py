@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ddpnopt.linear.layer import Layer, Parts, in_precision, scale_samples
 from ddpnopt.linear.metric import Metric
-from ddpnopt.linear.sample_gradients import SampleGradients
+from ddpnopt.linear.sample_gradients import ByPlaces, Explicit, SampleGradients
 
 SAMPLES = 512  # taken together in an update
 CHUNK = 2**24  # numbers held at once where a Gram matrix goes through explicit gradients
@@ -52,6 +52,11 @@ class Linear(Layer):
 
     def together(self, uses: list[Tensor]) -> Tensor:
         return torch.cat([use.reshape(len(use), -1, use.shape[-1]) for use in uses], 1)
+
+    def form_over_places(
+        self, x: Tensor, p: Tensor, others: int, recompute: bool | None
+    ) -> type[Explicit] | type[ByPlaces] | None:
+        return None if x.dim() == 2 else super().form_over_places(x, p, others, recompute)
 
     def sample_gradients(
         self, x: Tensor, p: Tensor, *, others: int = 1, recompute: bool | None = None
