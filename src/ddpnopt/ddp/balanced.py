@@ -16,7 +16,7 @@ from torch import Tensor
 from ddpnopt.ddp.balance import Balance, Diagonal, Mixing
 from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import Layer, Parts, in_precision, per_sample_dot, scale_samples, symmetric_product
-from ddpnopt.linear.linear import Linear, RankOne
+from ddpnopt.linear.linear import Linear, add_weighted
 from ddpnopt.linear.metric import IDENTITY, Metric
 from ddpnopt.linear.sample_gradients import ByPlaces, Explicit, Recomputed, SampleGradients, Sums, output_pieces
 
@@ -97,7 +97,7 @@ class OuterProducts:
         return self.combine(w)
 
     def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
-        RankOne(self.layer, self.raised_x, self.raised_p).add_to(u, w, alpha)
+        add_weighted(u, w, self.raised_x, self.raised_p, alpha)
 
 
 class Stored(_SummedUp):

@@ -118,7 +118,7 @@ def observe(a: Tensor, dim: int, state: dict[str, Any], side: str, decay: float,
         return
     share *= (1 - decay) / mean
     if n <= DENSE:
-        old = state.get(side + "_moments")
+        old = in_precision(state.get(side + "_moments"), rows.dtype)
         if not peers.alone:
             new = peers.sum([rows.T @ rows * share])[0]
             state[side + "_moments"] = new if old is None else new.add_(old, alpha=decay)
@@ -134,7 +134,7 @@ def observe(a: Tensor, dim: int, state: dict[str, Any], side: str, decay: float,
 def _follow(rows: Tensor, share: float, decay: float, state: dict[str, Any], side: str, peers: Peers) -> None:
     """One randomised update of the leading directions of decay Q E Q' + share rows' rows."""
     n = rows.shape[1]
-    Q, E = state.get(side + "_basis"), state.get(side + "_values")
+    Q, E = (in_precision(state.get(side + name), rows.dtype) for name in ("_basis", "_values"))
     looks = state[side + "_looks"] = state.get(side + "_looks", 0) + 1
     generator = torch.Generator().manual_seed(looks)
     r = min(LEADING, n - 1)
@@ -180,7 +180,7 @@ def root(state: dict[str, Any], side: str, like: Tensor, n: int, floor: float, p
         r = basis.shape[1]
         rest = ((n - values.sum()) / (n - r)).clamp_min(0)  # the mean of all levels is 1
         return Root({"levels": (torch.cat([values, rest[None]]) + floor) ** power, "basis": basis, "factor": factor})
-    used, current = state.get(side + "_used"), moments / weight
+    used, current = in_precision(state.get(side + "_used"), moments.dtype), moments / weight
     if used is not None and float(torch.dist(current, used)) <= CHANGED * state[side + "_norm"]:
         return Root(state[side + "_root"]).with_factor(factor)
     values, Q = torch.linalg.eigh(current)

@@ -48,8 +48,8 @@ def norm(parts: Parts) -> float:
 
 def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
     """a b', where it is known to be symmetric: for large ones one of the two off-diagonal blocks is copied."""
-    if len(a) < 2 * BLOCK:
-        return a @ b.T
+    if a.shape[0] < 2 * BLOCK:
+        return F.linear(a, b)
     found = a.new_empty(len(a), len(a))
     _fill(found, a, b)
     return found
@@ -93,7 +93,11 @@ def per_sample_dot(a: Tensor, b: Tensor, less: Tensor | None = None) -> Tensor:
         return torch.cat([per_sample_dot(*some) for some in zip(*parts, strict=True)])
     if less is not None:
         b = b - less
-    return torch.linalg.vecdot(a, b) if a.dim() == 2 else torch.linalg.vecdot(a.flatten(1), b.flatten(1))
+    if a.dim() == 2:
+        return torch.linalg.vecdot(a, b)
+    if a.stride(1) == 1 and b.stride(1) == 1 and a.dim() > 3:  # channels last in memory: flat without a copy
+        a, b = a.movedim(1, -1), b.movedim(1, -1)
+    return torch.linalg.vecdot(a.flatten(1), b.flatten(1))
 
 
 class Layer(ABC):
