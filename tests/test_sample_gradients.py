@@ -28,7 +28,7 @@ def convolutions(draw: st.DrawFn) -> Conv:
         return tuple(draw(st.integers(low, high)) for _ in range(dims))
 
     shape = (groups * draw(st.integers(1, 3)), draw(st.integers(1, 3)), *each(1, 3))
-    return Conv(shape, False, groups, (1,) * dims, each(1, 2), each(0, 2))
+    return Conv(shape, False, groups, each(1, 2), each(1, 2), each(0, 2))
 
 
 def _draw(*shape: int, channels_last: bool) -> Tensor:
