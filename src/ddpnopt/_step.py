@@ -234,9 +234,10 @@ class Step:
                 Stage(
                     record.name, record.layer, x, weights if opt.form.scale_free else [w.detach() for w in weights], lr,
                     [in_precision(column[t], dtype) for column in p_h],
-                    [None if opt.recompute else in_precision(column[t], dtype) for column in p_x], l_u,
+                    [None if opt.recompute or column[t] is None else in_precision(column[t], dtype) for column in p_x],
+                    l_u,
                     record.p_h_dot_h, peers, opt.recompute, record.moves, state, weights, momentum,
-                    in_precision(record.later, x.dtype),
+                    record.later if record.later is None else in_precision(record.later, x.dtype),
                 )
             )  # fmt: skip
             record.free()

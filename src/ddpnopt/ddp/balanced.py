@@ -83,7 +83,10 @@ class OuterProducts:
 
     def __init__(self, layer: Linear, x: Tensor, p: Tensor, balance: Balance) -> None:
         self.layer, self.x, self.p = layer, x, p
-        self.raised_x, self.raised_p = balance.inputs(x, 2), balance.outputs(p, 2)
+        if isinstance(balance, Mixing):
+            self.raised_x, self.raised_p = balance.input_root.times(x, -1, 2), balance.output_root.times(p, -1, 2)
+        else:
+            self.raised_x, self.raised_p = balance.inputs(x, 2), balance.outputs(p, 2)
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
         inputs, outputs = symmetric_product(self.raised_x, self.x), symmetric_product(self.raised_p, self.p)

@@ -59,7 +59,10 @@ class Root:
         """The root, its square or its inverse, applied to dimension `dim` of a; the layout in memory stays."""
         last = dim in (-1, a.dim() - 1)
         if self.dense:
-            matrix = in_precision(self.power(times), a.dtype)
+            matrix = self.kept.get(times)
+            matrix = self.power(times) if matrix is None else matrix
+            if matrix.dtype != a.dtype:
+                matrix = matrix.to(a.dtype)
             if last:
                 return a @ matrix
             if a.stride(dim) == 1:  # channels last in memory
@@ -69,7 +72,7 @@ class Root:
         basis = in_precision(self.kept["basis"], a.dtype)
         if last or a.stride(dim) == 1:
             moved = a if last else a.movedim(dim, -1)
-            found = torch.addcmul(((moved @ basis) * inside) @ basis.T, moved, rest)
+            found = (((moved @ basis) * inside) @ basis.T).addcmul_(moved, rest)
             return found if last else found.movedim(-1, dim)
         columns = _as_columns(a, dim)
         found = _left(basis * inside, _left(basis.T, columns))
