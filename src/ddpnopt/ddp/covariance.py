@@ -65,12 +65,12 @@ class Root:
                 matrix = matrix.to(a.dtype)
             if last:
                 return a @ matrix
-            if a.stride(dim) == 1:  # channels last in memory
+            if _is_inner(a, dim):
                 return (a.movedim(dim, -1) @ matrix).movedim(-1, dim)
             return _left(matrix, _as_columns(a, dim)).view(a.shape)
         inside, rest = (in_precision(levels, a.dtype) for levels in self.power(times))
         basis = in_precision(self.kept["basis"], a.dtype)
-        if last or a.stride(dim) == 1:
+        if last or _is_inner(a, dim):
             moved = a if last else a.movedim(dim, -1)
             found = (((moved @ basis) * inside) @ basis.T).addcmul_(moved, rest)
             return found if last else found.movedim(-1, dim)
@@ -87,6 +87,12 @@ class Root:
 
 
 POWERS = (1, 2, -1)
+NARROW = 16  # numbers behind a feature below which many small products take longer than a copy and a large one
+
+
+def _is_inner(a: Tensor, dim: int) -> bool:
+    """Whether to move a dimension to the end: it is there in memory (channels last), or little is behind it."""
+    return a.stride(dim) == 1 or (dim % a.dim() > 0 and math.prod(a.shape[dim % a.dim() + 1 :]) < NARROW)
 
 
 def _as_columns(a: Tensor, dim: int) -> Tensor:
