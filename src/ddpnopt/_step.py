@@ -235,11 +235,12 @@ class Step:
             x = record.input_in(dtype)
             self.stages.append(
                 Stage(
-                    record.name, record.layer, x, [w.detach() for w in weights], lr,
+                    record.name, record.layer, x, weights if opt.form.scale_free else [w.detach() for w in weights], lr,
                     [in_precision(column[t], dtype) for column in p_h],
-                    [None if opt.recompute else in_precision(column[t], dtype) for column in p_x], l_u,
+                    [None if opt.recompute or column[t] is None else in_precision(column[t], dtype) for column in p_x],
+                    l_u,
                     record.p_h_dot_h, peers, opt.recompute, record.moves, state, weights, momentum,
-                    in_precision(record.later, x.dtype),
+                    record.later if record.later is None else in_precision(record.later, x.dtype),
                 )
             )  # fmt: skip
             record.free()
@@ -324,7 +325,7 @@ class Step:
     def finish(self) -> None:
         """Check what was written, and count the samples."""
         opt = self.opt
-        total = finite_sum([p.detach() for p in self._states] + (self.outputs or []))
+        total = finite_sum([*self._states, *(self.outputs or [])])
         if not self.peers.alone:
             total = self.peers.total(total)
         if not math.isfinite(total):

@@ -63,6 +63,9 @@ class LinearUses(Layer):
     def together(self, uses: list[Tensor]) -> Tensor:
         return torch.cat([use.reshape(len(use), -1, use.shape[-1]) for use in uses], 1)
 
+    def form_over_places(self, x: Tensor, p: Tensor, others: int, recompute: bool | None) -> None:
+        return None
+
     def sample_gradients(
         self, x: Tensor, p: Tensor, *, others: int = 1, recompute: bool | None = None
     ) -> SampleGradients:
