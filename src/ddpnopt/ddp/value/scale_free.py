@@ -6,7 +6,7 @@ along its own gradient would change all layers by the same share of their weight
     eta_t = |W_t| / (k_t / n_t)^1/2,       k_t the mean of lambda_i K_t[i, i],  n_t the number of weights
 
 Rescaling the loss leaves the new network the same; without biases so does rescaling the inputs, or the weights of two
-ReLU layers against each other (a bias acts on a constant input of 1, which has a scale).
+ReLU layers against each other. With them it changes little: the constant input of a bias counts as large as the others.
 The damping is relative to the mean diagonal d of A = L^1/2 S L^1/2 over all layers, and the same at all stages:
 (A_t + DAMPING d I) y_t = alpha r + c_t, with r_i = (2 phi_i)^1/2 the residual of sample i.
 
