@@ -128,6 +128,7 @@ def judge(costs: dict[str, list[Cost]], device: str = "cpu") -> list[Claim]:
             "nearly as fast (GPU)",
             f"times Adam's: {', '.join(texts)}",
             "The paper measures with GPU parallelism; a processor does not decide it." if device == "cpu" else "",
+            judged=device != "cpu",
         ),
         Claim(
             "It outperforms E-MSA by a large margin.",
