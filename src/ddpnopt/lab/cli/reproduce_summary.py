@@ -24,12 +24,12 @@ class Finished:
 
 def summarise(screen: Console, finished: Sequence[Finished], folder: Path, *, quick: bool) -> None:
     """How many claims of each item hold, do not hold and are open, and how long it took."""
-    rows = [(each.item.name, each.item.where, *_counts(each.claims), duration(each.seconds)) for each in finished]
+    rows = [(each.item.name, *_counts(each.claims), duration(each.seconds)) for each in finished]
     counted = [claim for each in finished for claim in each.claims or () if claim.counted]
     total = duration(sum(each.seconds for each in finished))
-    rows.append(("the paper's claims", f"{len(counted)} of them", *_counts(counted), total))
-    headings = ("item", "in the paper", "hold", "do not hold", "open", "time")
-    screen.print(screen_table("Summary", headings, rows, left=2))
+    rows.append((f"the paper's {len(counted)} claims", *_counts(counted), total))
+    headings = ("item", "hold", "do not hold", "open", "time")
+    screen.print(screen_table("Summary", headings, rows))
     if quick:
         screen.print(
             "[dim]Shortened by --quick: it shows that everything runs, and decides few claims.", soft_wrap=True
@@ -40,7 +40,8 @@ def summarise(screen: Console, finished: Sequence[Finished], folder: Path, *, qu
 def _counts(claims: Sequence[Claim] | None) -> tuple[str, str, str]:
     if claims is None:
         return "no data", "", ""
-    hold, fail, open_ = (str(sum(claim.holds is verdict for claim in claims)) for verdict in (True, False, None))
+    judged = [claim for claim in claims if claim.judged]
+    hold, fail, open_ = (str(sum(claim.holds is verdict for claim in judged)) for verdict in (True, False, None))
     return hold, fail, open_
 
 
