@@ -161,6 +161,7 @@ def test_what_this_machine_cannot_judge_is_shown_with_its_reason_and_not_counted
         path.parent.rmdir()
     assert "3 claims of the paper: 1 hold, 1 do not, 1 open" in shown.stdout
     text = (tmp_path / "p.html").read_text(encoding="utf-8")
+    assert "1 further claim is shown and not counted" in text
     assert text.count("No GPU.") == text.count('<span class="badge not-judged">not judged</span>') == 2
 
 

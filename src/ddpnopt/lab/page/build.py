@@ -52,4 +52,5 @@ def render(items: list[ShownItem | MissingItem], benches: list[ShownBench]) -> s
         counts=Counter(VERDICTS[claim.holds] for claim in claims),
         verdicts=list(VERDICTS.values()),
         total=len(claims),
+        unjudged=sum(claim.of_paper and not claim.judged for item in shown for claim in item.claims),
     )
