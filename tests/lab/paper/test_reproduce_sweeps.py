@@ -310,6 +310,11 @@ def test_an_item_without_its_data_does_not_keep_the_others_from_running(
     assert result.exit_code == 2
     assert result.stderr.count("ddpnopt: ") == 1
     assert "ddpnopt: fig-policy: " in result.stderr
+    summary = result.stdout.partition("Summary")[2]
+    assert "no data" in next(line for line in summary.splitlines() if "fig-policy" in line)
+    last = next(line for line in summary.splitlines() if "the paper's 6 claims" in line)
+    assert [int(cell) for cell in last.split("│")[2:5]] == [0, 0, 6]
+    assert "ddpnopt report --results" in summary
     assert (tmp_path / "out" / "tables6-8" / "result.json").exists()
     assert not (tmp_path / "out" / "fig-policy").exists()
 

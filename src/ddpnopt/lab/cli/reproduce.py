@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from rich.progress import Progress, TaskID
 from ddpnopt.lab.cli.errors import one_line_errors
 from ddpnopt.lab.cli.options import DataDir, StorePath, split_names, writable_folder
 from ddpnopt.lab.cli.progress import bar, console, status_console
+from ddpnopt.lab.cli.reproduce_summary import Finished, summarise
 from ddpnopt.lab.errors import DataError, ExperimentError
 from ddpnopt.lab.paper.item import Claim, Context, Item, Result, write
 from ddpnopt.lab.paper.readings import PAPER, READINGS, reading
@@ -59,7 +61,9 @@ def reproduce(
     if not path.exists() and not quick and any(item.stored for item in chosen):
         status_console().print(f"[dim]{REPRODUCE.hint(path)}", soft_wrap=True, highlight=False)
     missing: list[str] = []
+    finished: list[Finished] = []
     for item in chosen:
+        started = time.perf_counter()
         with bar() as progress:
             context = Context(
                 folder,
@@ -78,10 +82,14 @@ def reproduce(
                 result = item.run(context)
             except DataError as absent:  # the other items may not need it
                 missing.append(f"{item.name}: {absent}")
+                finished.append(Finished(item, None, time.perf_counter() - started))
                 continue
         where = _written(item, result, context)
         show(item, result)
         console().print(f"[dim]saved[/] {where}\n", soft_wrap=True)
+        finished.append(Finished(item, result.claims, time.perf_counter() - started))
+    if len(finished) > 1:
+        summarise(console(), finished, folder, quick=quick)
     if missing:
         raise DataError("; ".join(missing))
 
@@ -135,6 +143,8 @@ def show(item: Item, result: Result) -> None:
 
 def verdict(claim: Claim) -> str:
     """In words, for readers who do not see the colour."""
+    if not claim.judged:
+        return "[dim]not judged"
     if claim.holds is None:
         return "[yellow]open"
     return "[green]holds" if claim.holds else "[red]does not hold"

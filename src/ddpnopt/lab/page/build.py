@@ -36,8 +36,8 @@ def write_whole(out: Path, text: str) -> None:
 
 
 def papers_claims(items: Sequence[ShownItem]) -> list[Claim]:
-    """Those that count: what the package claims of itself is shown with its item alone."""
-    return [claim for item in items for claim in item.claims if claim.of_paper]
+    """Those that count: not what the package claims of itself, nor what this machine cannot judge."""
+    return [claim for item in items for claim in item.claims if claim.counted]
 
 
 def render(items: list[ShownItem | MissingItem], benches: list[ShownBench]) -> str:
@@ -52,4 +52,5 @@ def render(items: list[ShownItem | MissingItem], benches: list[ShownBench]) -> s
         counts=Counter(VERDICTS[claim.holds] for claim in claims),
         verdicts=list(VERDICTS.values()),
         total=len(claims),
+        unjudged=sum(claim.of_paper and not claim.judged for item in shown for claim in item.claims),
     )

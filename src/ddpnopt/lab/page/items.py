@@ -127,8 +127,8 @@ def _claim(each: dict[str, Any]) -> Claim:
     holds = each["holds"]
     if holds is not None and not isinstance(holds, bool):
         raise TypeError(f"holds must be true, false or null, not {holds!r}")
-    why, of_paper = str(each.get("why", "")), bool(each.get("of_paper", True))
-    return Claim(str(each["text"]), holds, str(each["paper"]), str(each["ours"]), why, of_paper)
+    flags = {name: bool(each.get(name, True)) for name in ("of_paper", "judged")}
+    return Claim(str(each["text"]), holds, str(each["paper"]), str(each["ours"]), str(each.get("why", "")), **flags)
 
 
 def _picture(folder: Path, each: dict[str, Any]) -> ShownPicture:

@@ -9,9 +9,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import ddpnopt
 from ddpnopt.lab.page.text import anchor, inline, plain
+from ddpnopt.lab.paper.item import Claim
 
 SCRIPTS = ("theme.js", "tables.js", "scale.js", "chart.js")
 VERDICTS = {True: "holds", False: "does not", None: "open"}
+NOT_JUDGED = "not judged"
+
+
+def _verdict(claim: Claim) -> str:
+    return VERDICTS[claim.holds] if claim.judged else NOT_JUDGED
 
 
 def render_template(name: str, **content: Any) -> str:
@@ -24,7 +30,7 @@ def render_template(name: str, **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(inline=inline, plain=plain, anchor=anchor, verdict=lambda holds: VERDICTS[holds])
+    environment.filters.update(inline=inline, plain=plain, anchor=anchor, verdict=_verdict)
     return environment.get_template(name).render(
         css=(assets / "page.css").read_text(encoding="utf-8"),
         js="\n".join((assets / each).read_text(encoding="utf-8") for each in SCRIPTS),

@@ -21,9 +21,13 @@ def verdict(holds: bool | None) -> str:
     return "open" if holds is None else "holds" if holds else "does not hold"
 
 
+def _word(claim: Claim) -> str:
+    return verdict(claim.holds) if claim.judged else "not judged"
+
+
 def caption(text: str, claims: Sequence[Claim]) -> str:
     """What the figure shows, then each claim of the paper and whether it holds here."""
-    verdicts = [f"Paper: {claim.text} {verdict(claim.holds).capitalize()} here: {claim.ours}." for claim in claims]
+    verdicts = [f"Paper: {claim.text} {_word(claim).capitalize()} here: {claim.ours}." for claim in claims]
     return " ".join([text, *verdicts])
 
 

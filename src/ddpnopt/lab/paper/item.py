@@ -38,6 +38,13 @@ class Claim:
     """Why it does not hold, or why it is open, in a sentence."""
     of_paper: bool = True
     """False for what this package claims of itself, which the count of the paper's claims leaves out."""
+    judged: bool = True
+    """False for what this machine cannot decide, however long it runs: shown with its reason, and not counted."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is one of the paper's claims that are judged here."""
+        return self.of_paper and self.judged
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,6 +39,7 @@ READINGS = {
         Reading("twice", "H/B^2, guard", {"vxx_power": 2}),
         Reading("outer", "z z', guard, M of the whole direction", {"terminal": "gn", "vxx_power": 2}, {"whole": True}),
         Reading("thrice", "H/B^3, no guard", {"vxx_power": 3, "guard": False}),
+        Reading("thrice-guard", "H/B^3, guard", {"vxx_power": 3}),
         Reading("sample", "H, mean at the update, no guard", {"vxx_power": 0, "guard": False}),
     )
 }

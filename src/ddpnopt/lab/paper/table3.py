@@ -13,7 +13,8 @@ from ddpnopt.lab.paper.table3_columns import BASELINES, OCP, READING, Column, co
 from ddpnopt.lab.paper.table3_runs import TunedMethod, measure, notes, settings_table
 from ddpnopt.lab.paper.verdicts import all_of, difference, fair
 
-HEADINGS = ("SGD-m", "RMSprop", "Adam", "EKFAC", "E-MSA", "vanilla DDP", "DDPNOpt")
+STANDARD, CONTROL = ("SGD-m", "RMSprop", "Adam", "EKFAC"), ("E-MSA", "vanilla DDP")
+HEADINGS = (*STANDARD, *CONTROL, "DDPNOpt")
 
 
 def run(context: Context) -> Result:
@@ -27,13 +28,15 @@ def run(context: Context) -> Result:
     orders = [_ordering(entries) for entries in found]
     tables = [
         Table(
-            "accuracy", "Test accuracy in percent, mean ± deviation over seeds; the paper's in brackets.", _frame(found)
+            "accuracy",
+            "Test accuracy in percent, mean ± deviation over seeds; the paper's in brackets.",
+            _frame(found, STANDARD),
         ),
         Table(
             "control",
             "DDPNOpt and the other methods of optimal control, all at a size that those can bear, with the same seeds; "
             "the paper's in brackets.",
-            _frame(slow),
+            _frame(slow, CONTROL),
         ),
         Table(
             "ordering",
@@ -63,13 +66,14 @@ def _heading(name: str) -> str:
     return "DDPNOpt" if name.startswith("ddpnopt") else method(name).label
 
 
-def _frame(found: Sequence[Sequence[TunedMethod]]) -> pd.DataFrame:
+def _frame(found: Sequence[Sequence[TunedMethod]], rivals: Sequence[str]) -> pd.DataFrame:
+    """DDPNOpt and those it is compared with, a row for each data set."""
     rows = []
     for entries in found:
         column = entries[0].column
         ours = {_heading(each.method): each.seeds.accuracy.text(2) for each in entries}
         cells = {}
-        for heading in HEADINGS:
+        for heading in (*rivals, "DDPNOpt"):
             known = _known(column, heading)
             cells[heading] = ours.get(heading, "-") + (" (N/A)" if known is None else f" ({known:.2f})")
         rows.append({"data set": column.label, **cells})
@@ -124,7 +128,7 @@ def best_claim(entries: Sequence[TunedMethod]) -> Claim:
         holds,
         ", ".join(f"{name} {paper[name]:.2f}" for name in sorted(paper, key=lambda n: -paper[n])[:3]),
         f"{', '.join(_text(by_name[name]) for name in shown)}; {same[0]} of {same[1]} pairs ordered as in the paper",
-        "" if holds else f"Ahead of or within two standard errors of it: its lead is over {', '.join(reasons)}.",
+        _why(holds, reasons),
     )
 
 
@@ -139,7 +143,7 @@ def ocp_claim(entries: Sequence[TunedMethod]) -> Claim:
         verdict, reason = _fair(ahead.positive, by_name[name])
         verdicts.append(verdict)
         if not verdict:
-            reasons.append(f"against {name} {ahead.text(2)}" + (f" ({reason})" if reason else ""))
+            reasons.append(f"{name} {ahead.text(2)}" + (f" ({reason})" if reason else ""))
     holds = all_of(verdicts)
     paper = {name: known for name in ("DDPNOpt", *rivals) if (known := _known(column, name)) is not None}
     return Claim(
@@ -147,8 +151,15 @@ def ocp_claim(entries: Sequence[TunedMethod]) -> Claim:
         holds,
         ", ".join(f"{name} {known:.2f}" for name, known in paper.items()),
         ", ".join(_text(by_name[name]) for name in ("DDPNOpt", *rivals)),
-        "" if holds else f"Its lead: {', '.join(reasons)}.",
+        _why(holds, reasons),
     )
+
+
+def _why(holds: bool | None, leads: Sequence[str]) -> str:
+    if holds:
+        return ""
+    what = "Not ahead by more than" if holds is None else "At least one is ahead of it by more than"
+    return f"{what} two standard errors; its lead: {', '.join(leads)}."
 
 
 def _fair(verdict: bool | None, rival: TunedMethod) -> tuple[bool | None, str]:

@@ -122,9 +122,11 @@
       if (this.panel.x) svg.append(make("text", { x: (left + width) / 2, y: height - 8, "text-anchor": "middle" }, this.panel.x));
       if (this.panel.y) svg.append(make("text", { transform: `translate(16 ${(height - 30) / 2}) rotate(-90)`, "text-anchor": "middle" }, this.panel.y));
       const lines = this.shown();
+      // side by side where several lines have the same name below them; else each dot stands over its own
+      const named = lines.flatMap((line) => line.x), beside = new Set(named).size < named.length;
       lines.forEach((line, k) => {
         const group = tint(make("g"), line.colour);
-        if (this.panel.kind === "names") this.drawNames(group, line, x, y, (k - (lines.length - 1) / 2) / lines.length);
+        if (this.panel.kind === "names") this.drawNames(group, line, x, y, beside ? (k - (lines.length - 1) / 2) / lines.length : 0);
         else this.drawLine(group, line, x, y);
         svg.append(group);
       });
