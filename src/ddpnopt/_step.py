@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
 from ddpnopt._collect import is_chain, one_recording, why_open_loop
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
+from ddpnopt._scalar_outputs import change_of_scalars, true_loss
 from ddpnopt._step_length import accept_length, choose_fraction, keep_update, take_back_if_wrong, watches_slope
 from ddpnopt._troubles import DEAD_EVERY
 from ddpnopt._value import (
@@ -22,11 +23,10 @@ from ddpnopt._value import (
     kind_of,
     per_sample,
     recognised_losses,
-    true_loss,
     warn_uncertain,
 )
 from ddpnopt.ddp.loss import as_flat, total_loss
-from ddpnopt.ddp.penalty import Penalties
+from ddpnopt.ddp.penalty import Penalties, Penalty
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
@@ -35,7 +35,7 @@ from ddpnopt.errors import StepError
 from ddpnopt.linear.layer import add, in_precision
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
-from ddpnopt.trace.rescaling import Average, find_penalties, follow, penalty, scale
+from ddpnopt.trace.rescaling import Average, find_penalties, follow, penalty, scale, share_among_samples
 
 if TYPE_CHECKING:
     from ddpnopt.optimizer import DDPNOpt
@@ -168,6 +168,9 @@ class Step:
         if opt.feedback:
             find_penalties(self.layers, average, peers, share)
             if opt.form.scale_free:
+                for record in self.layers:
+                    if record.extra is not None and not Penalty.with_gradient(record.extra, record.parameters).exact:
+                        share_among_samples(record)
                 self.penalties = Penalties.of([(r.extra, r.parameters) for r in self.layers if r.extra is not None])
                 total = self.penalties.taken_from(total)  # what is left is that of the outputs
             if opt._uses_losses:  # on the scale of the user's loss
@@ -293,11 +296,11 @@ class Step:
         assert recording is not None
         returned = true_loss(recording, outputs)
         if returned is not None:
-            return returned * self._share
+            return returned  # of which `scale` has taken this process's share
         if losses is None or not recording.used_outputs:
             return None
         if outputs is not None:
-            return total_loss(recording.used(outputs), losses)
+            return total_loss(recording.used(outputs), losses) + change_of_scalars(recording, outputs)
         assert self.sample_losses is not None
         return float(self.sample_losses.sum())
 

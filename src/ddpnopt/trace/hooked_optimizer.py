@@ -66,6 +66,7 @@ class HookedOptimizer(torch.optim.Optimizer):
         self._loss_value = loss_value(returned if loss is None else loss, given=loss is not None)
         if self._loss_value is None:
             self._loss_value = self._seen_loss()
+        self._make_dense()
         changed = self._capture.untouched.was_changed() and not hasattr(self, "found_inf")
         try:
             if not hasattr(self, "found_inf") or self._unscaled():  # set by a GradScaler
@@ -77,6 +78,13 @@ class HookedOptimizer(torch.optim.Optimizer):
             self._loss_value = None
             self._capture.arrivals.clear()
         return returned
+
+    def _make_dense(self) -> None:
+        """Sparse gradients (`nn.Embedding(sparse=True)` without feedback) as dense ones, which all sums here need."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and p.grad.is_sparse:
+                    p.grad = p.grad.to_dense()
 
     def _seen_loss(self) -> float | None:
         """The loss that backward() was called on, without the scale of a GradScaler."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ddpnopt._distributed import Together
 from ddpnopt.errors import StepError
+from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import Parts, inner, norm
 from ddpnopt.trace.recording import LayerRecord, Recording, on_gradient
 
@@ -163,3 +164,14 @@ def find_penalties(layers: list[LayerRecord], average: Average, peers: Together 
         if peers is not None and peers.extra:
             extra = record.extra or [p.new_zeros(p.shape) for p in record.parameters]
             record.extra = peers.sum([e * share for e in extra])
+
+
+def share_among_samples(record: LayerRecord) -> None:
+    """A term of the loss in a loose parameter alone, such as a log-determinant, as an equal part of each sample's loss.
+
+    It pulls on the parameter without holding it, unlike a penalty on its size: it is no stage cost.
+    """
+    if record.extra is None or record.p_h is None or not isinstance(record.layer, Given):
+        return
+    (extra,), record.extra = record.extra, None
+    record.p_h = record.p_h + extra.reshape(1, -1) / len(record.p_h)
