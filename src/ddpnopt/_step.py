@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
-from ddpnopt._collect import is_chain, one_recording, why_open_loop
+from ddpnopt._collect import OUTSIDE, is_chain, one_recording, ran_unseen, why_open_loop
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
 from ddpnopt._scalar_outputs import change_of_scalars, true_loss
 from ddpnopt._step_length import accept_length, choose_fraction, keep_update, take_back_if_wrong, watches_slope
@@ -97,7 +97,8 @@ class Step:
     def _collect(self) -> None:
         opt, capture = self.opt, self.opt._capture
         recorded = opt.feedback or opt.curvature.watches({})
-        if capture.enabled:
+        unseen = self.group is None and ran_unseen(opt)
+        if capture.enabled and not unseen:
             self.recording, self.passes = self._take()
             self.layers = self.recording.layers if recorded and self.recording is not None else []
         elif recorded:
@@ -109,7 +110,7 @@ class Step:
         if opt.feedback:
             opt.report.open_loop = [opt._names[p] for p in self.rest]
             if self.rest:
-                opt._parameters.warn_open_loop(opt.report.open_loop, why_open_loop(capture))
+                opt._parameters.warn_open_loop(opt.report.open_loop, OUTSIDE if unseen else why_open_loop(capture))
         if opt.feedback and opt.steps % DEAD_EVERY == DEAD_EVERY - 1:
             dead = [r.name for r in self.layers if r.p_h is not None and not r.p_h.any()]
             if 0 < len(dead) < len(self.layers):

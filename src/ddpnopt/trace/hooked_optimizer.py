@@ -77,6 +77,7 @@ class HookedOptimizer(torch.optim.Optimizer):
         finally:
             self._loss_value = None
             self._capture.arrivals.clear()
+            self._capture.unseen.remember(p for group in self.param_groups for p in group["params"])
         return returned
 
     def _make_dense(self) -> None:
