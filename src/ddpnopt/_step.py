@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
 from ddpnopt._collect import OUTSIDE, is_chain, one_recording, ran_unseen, why_open_loop
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
-from ddpnopt._scalar_outputs import change_of_scalars, true_loss
 from ddpnopt._step_length import accept_length, choose_fraction, keep_update, take_back_if_wrong, watches_slope
 from ddpnopt._troubles import DEAD_EVERY
 from ddpnopt._value import (
@@ -36,6 +35,7 @@ from ddpnopt.linear.layer import add, in_precision
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
 from ddpnopt.trace.rescaling import Average, find_penalties, follow, penalty, scale, share_among_samples
+from ddpnopt.trace.scalar_outputs import change_of_scalars, true_loss
 
 if TYPE_CHECKING:
     from ddpnopt.optimizer import DDPNOpt

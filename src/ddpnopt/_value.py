@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ddpnopt._checks import require, warn_user
 from ddpnopt._distributed import ALONE, Peers
-from ddpnopt._scalar_outputs import true_loss
 from ddpnopt.ddp import terminal as terminals
 from ddpnopt.ddp.loss import AnyLoss, UnknownLoss, sqrt_curvature
 from ddpnopt.ddp.recognise import recognise
@@ -23,6 +22,7 @@ from ddpnopt.linear.given import Given
 from ddpnopt.trace.passes import are_linked, may_be_one, take_same_path
 from ddpnopt.trace.recording import Recording
 from ddpnopt.trace.replay import AtLayer
+from ddpnopt.trace.scalar_outputs import true_loss
 from ddpnopt.trace.visitors import Probe
 
 VALUES = ("batch", "outer", "full")

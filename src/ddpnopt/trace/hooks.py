@@ -307,7 +307,7 @@ class Capture(Intercepting):
             h = Source.apply(h.clone() if h._is_view() else h, *model_layer.parameters)  # type: ignore[no-untyped-call]
         elif record.skipped and self.untouched.steps_left and record.noted is None and not self.compiled:
             h = h.clone() if h._is_view() and h.requires_grad else h if h.requires_grad else h.detach()
-            h = Asked.apply(h, self._anchor_node, self._anchor, *model_layer.parameters)  # type: ignore[no-untyped-call]
+            h = Asked.apply(h, *model_layer.parameters)  # type: ignore[no-untyped-call]
         elif not h.requires_grad:  # a first layer on constant input, its weight gradient skipped
             h = Source.apply(h.detach(), self._anchor)  # type: ignore[no-untyped-call]
         elif not self.skip_weight_grads and recording.anchor is None and not self.compiled:

@@ -28,23 +28,19 @@ class Source(torch.autograd.Function):
 
 
 class Asked(Source):
-    """A source whose anchors are an anchor and weights that autograd has skipped: says so if it is asked for them."""
-
-    @staticmethod
-    def forward(ctx: Any, h: Tensor, anchor_node: Any, *anchors: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.anchor_node = anchor_node
-        ctx.mark_dirty(h)
-        return h
+    """A source whose anchors are weights that autograd has skipped: says so if `autograd.grad` is asked for them."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        for node, _ in torch._C._current_autograd_node().next_functions[1:]:  # type: ignore[attr-defined]
+            try:
+                torch._C._will_engine_execute_node(node)
+            except RuntimeError:  # raised for a leaf that autograd.grad(…) is to return
+                raise StepError(
+                    "autograd.grad(…) by a parameter of the model: DDPNOpt has taken the layers with feedback out of "
+                    "autograd's graph. Create it with DDPNOpt(model, weight_grads=True)."
+                ) from None
         wanted = ctx.needs_input_grad
-        of_loss = not torch.is_grad_enabled() and torch._C._will_engine_execute_node(ctx.anchor_node)
-        if any(wanted[3:]) and not of_loss:
-            raise StepError(
-                "autograd.grad(…) by a parameter of the model: DDPNOpt has taken the layers with feedback out of "
-                "autograd's graph. Create it with DDPNOpt(model, weight_grads=True)."
-            )
         return (grad if wanted[0] else None, *[None] * (len(wanted) - 1))
 
 
