@@ -164,6 +164,7 @@ class DDPNOpt(HookedOptimizer):
             given = {**coupled, "momentum": momentum or None, "open_loop_lr": open_loop_lr}
             refuse(given, "steps of automatic length: it needs lr, for example lr=3")
         self.form = ValueForm(value, terminal, mean=reduction == "mean", scale_free=scale_free, **settings)
+        self._free_of_scale = scale_free
         if lr is None:
             lr = 1.0 if scale_free else DEFAULT_LR
         chosen = [p for p in model.parameters() if p.requires_grad] if params is None else list(params)

@@ -111,11 +111,13 @@ def test_layers_called_outside_of_the_model_are_trained_without_feedback_and_a_w
     x, y = batch()
     opt = DDPNOpt(model)
     before = F.cross_entropy(model(x), y).item()
-    with pytest.warns(OpenLoopWarning, match=r"call the model itself, model\(inputs\)|Call the model itself"):
-        for _ in range(30):
-            opt.zero_grad()
-            F.cross_entropy(model[2](model[1](model[0](x))), y).backward()
-            opt.step()
+    F.cross_entropy(model[2](model[1](model[0](x))), y).backward()
+    with pytest.warns(OpenLoopWarning, match=r"Call the model itself, model\(inputs\)"):
+        opt.step()
+    for _ in range(30):
+        opt.zero_grad()
+        F.cross_entropy(model[2](model[1](model[0](x))), y).backward()
+        opt.step()
     assert F.cross_entropy(model(x), y).item() < 0.7 * before
 
 

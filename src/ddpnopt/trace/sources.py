@@ -34,7 +34,7 @@ class Asked(Source):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         for node, _ in torch._C._current_autograd_node().next_functions[1:]:  # type: ignore[attr-defined]
             try:
-                torch._C._will_engine_execute_node(node)
+                torch._C._will_engine_execute_node(node)  # type: ignore[arg-type]
             except RuntimeError:  # raised for a leaf that autograd.grad(…) is to return
                 raise StepError(
                     "autograd.grad(…) by a parameter of the model: DDPNOpt has taken the layers with feedback out of "
