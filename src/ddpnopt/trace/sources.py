@@ -32,7 +32,7 @@ class Asked(Source):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        for node, _ in torch._C._current_autograd_node().next_functions[1:]:  # type: ignore[attr-defined]
+        for node, _ in torch._C._current_autograd_node().next_functions[1:]:
             try:
                 torch._C._will_engine_execute_node(node)  # type: ignore[arg-type]
             except RuntimeError:  # raised for a leaf that autograd.grad(…) is to return
