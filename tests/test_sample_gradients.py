@@ -28,7 +28,7 @@ def convolutions(draw: st.DrawFn) -> Conv:
         return tuple(draw(st.integers(low, high)) for _ in range(dims))
 
     shape = (groups * draw(st.integers(1, 3)), draw(st.integers(1, 3)), *each(1, 3))
-    return Conv(shape, False, groups, (1,) * dims, each(1, 2), each(0, 2))
+    return Conv(shape, False, groups, each(1, 2), each(1, 2), each(0, 2))
 
 
 def _draw(*shape: int, channels_last: bool) -> Tensor:
@@ -53,6 +53,23 @@ def test_sample_gradients_of_a_convolution_are_those_of_its_patches(
         patch.setattr(convolution, "CACHED", cached)
         found = layer.sample_grads(x, v)
     torch.testing.assert_close(found, Layer.sample_grads(layer, x, v), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(16, 16, 3, 3), (32, 8, 5, 5), (12, 3, 3, 1)])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("mode", ["zeros", "reflect"])
+def test_sample_gradients_by_a_grouped_convolution_are_those_of_the_patches(
+    shape: tuple[int, ...], stride: int, last: bool, mode: str
+) -> None:
+    pads = {"padding": (0, 0), "pad_first": (1, 1, 1, 1), "pad_mode": "reflect"} if mode == "reflect" else {}
+    layer = Conv(shape, True, 1, (stride, stride), (1, 1), **{"padding": (1, 0), **pads})  # type: ignore[arg-type]
+    x = _draw(5, shape[1], 9, 8, channels_last=last).float()
+    h = layer.apply(x, [torch.zeros(shape)])
+    v = _draw(*h.shape, channels_last=last).float()
+    assert layer._is_grouped_faster(x, v) == (stride > 1 or shape[1] >= convolution.GROUPED_CHANNELS)
+    expected = Layer.sample_grads(layer, x.double(), v.double())
+    torch.testing.assert_close(layer.sample_grads(x, v), expected.float(), rtol=1e-4, atol=1e-4)
 
 
 class Tokens(nn.Module):

@@ -67,6 +67,8 @@ class Step:
         self.fraction = 1.0  # of each sample's loss that the sweep asks to remove
         self.evidence: Evidence | None = None  # of a step without a learning rate
         self.chosen = self.asked = 1.0  # the fraction of the first attempt, of the current one; without lr
+        self.shorter = 1.0  # the current attempt, relative to the first
+        self.updates: list[list[Tensor]] = []  # old minus new weights of the stages, where they have been judged
         self._gradient_sum = 0.0
         self.certain = True  # whether the loss after the step is that of the user, and not of a guess
         self._share = 1.0  # of this process's samples in the batch loss
@@ -206,15 +208,16 @@ class Step:
         self.certain = self.peers.total(float(loss is None or not known)) == 0
         if opt.form.scale_free and take_back_if_wrong(self):
             return
-        if loss is None:
+        if loss is not None:
+            self.loss_before = self._total(loss)
+        elif not opt.form.scale_free:
             yield fraction
             return
-        self.loss_before = self._total(loss)
         for attempt in range(ATTEMPTS):
             if attempt:
                 opt.report.shortened += attempt == 1
                 self.passes.retrace(recording)  # the last sweep has freed what was recorded
-            yield fraction * SHORTER**attempt
+            yield fraction * self.shorter
 
     def plan(self, fraction: float) -> None:
         """Lines 6 to 13 of Algorithm 3: the backward pass, and with it a policy for each layer."""
@@ -236,11 +239,12 @@ class Step:
             x = record.input_in(dtype)
             self.stages.append(
                 Stage(
-                    record.name, record.layer, x, [w.detach() for w in weights], lr,
+                    record.name, record.layer, x, weights if opt.form.scale_free else [w.detach() for w in weights], lr,
                     [in_precision(column[t], dtype) for column in p_h],
-                    [None if opt.recompute else in_precision(column[t], dtype) for column in p_x], l_u,
+                    [None if opt.recompute or column[t] is None else in_precision(column[t], dtype) for column in p_x],
+                    l_u,
                     record.p_h_dot_h, peers, opt.recompute, record.moves, state, weights, momentum,
-                    in_precision(record.later, x.dtype),
+                    record.later if record.later is None else in_precision(record.later, x.dtype),
                 )
             )  # fmt: skip
             record.free()
@@ -282,14 +286,14 @@ class Step:
 
     def accept(self) -> bool:
         """Whether the loss of the same batch has not increased, where that can be judged."""
-        after = None
-        if self.loss_before is not None:
-            loss = self._batch_loss(self.outputs)
-            assert loss is not None
-            after = self._total(loss)
+        loss = self._batch_loss(self.outputs) if self.loss_before is not None else None
+        after = None if loss is None else self._total(loss)
         if self.evidence is not None:
-            return accept_length(self, self.evidence, after)
-        return after is None or self.loss_before is None or after <= self.loss_before
+            shorter = accept_length(self, self.evidence, after)
+        else:
+            shorter = 1.0 if after is None or self.loss_before is None or after <= self.loss_before else SHORTER
+        self.shorter *= shorter
+        return shorter == 1.0
 
     def _batch_loss(self, outputs: list[Tensor] | None = None) -> float | None:
         """The loss of this process's samples, by the recorded outputs or by new ones; None where it is not known."""
@@ -320,12 +324,12 @@ class Step:
             p.detach().copy_(old)
         for p, state in self._states.items():
             self.opt.state[p] = dict(state)
-        self.stages, self.policies, self.outputs = [], [], None
+        self.stages, self.policies, self.outputs, self.updates = [], [], None, []
 
     def finish(self) -> None:
         """Check what was written, and count the samples."""
         opt = self.opt
-        total = finite_sum([p.detach() for p in self._states] + (self.outputs or []))
+        total = finite_sum([*self._states, *(self.outputs or [])])
         if not self.peers.alone:
             total = self.peers.total(total)
         if not math.isfinite(total):

@@ -6,9 +6,10 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ddpnopt._checks import ADVICE, not_finite
-from ddpnopt.ddp.step_length import RESOLUTION, Evidence
+from ddpnopt.ddp.step_length import REACH, RESOLUTION, SHRINK, Evidence
 from ddpnopt.ddp.value import ScaleFree
 
 if TYPE_CHECKING:
@@ -46,20 +47,53 @@ def choose_fraction(step: Step, value: ScaleFree, shorter: float) -> None:
     value.ask(step.fraction)
 
 
-def accept_length(step: Step, found: Evidence, after: float | None) -> bool:
-    """Remember how far the model was from the truth; only a step that goes completely wrong is refused."""
-    change = None
+def accept_length(step: Step, found: Evidence, after: float | None) -> float:
+    """By what to shorten the step, which then is made again; 1 if it is kept.
+
+    Only a step that goes completely wrong, or changes the network too much, is refused. How far the model was from the
+    truth is remembered.
+    """
+    length, change = step.opt._length, None
     if after is not None and step.loss_before is not None and found.loss > 0:
         change = (after - step.loss_before) / found.loss
         if not change <= TOLERATED:
-            length = step.opt._length
             length.fraction, length.memory = step.asked, 0.0  # if no attempt succeeds, the next step starts from here
-            return False
+            return SHRINK
+    share = _share_changed(step)
+    if not length.is_within_reach(share, step.fraction):
+        return REACH / share
     if found.loss > 0:
-        step.opt._length.learn(found, step.asked, step.fraction, change)
+        length.learn(found, step.asked, step.fraction, change)
     if step.rest:
         step.opt._parameters.update_by_distance(step.rest, step.opt._distance)
-    return True
+    return 1.0
+
+
+def _share_changed(step: Step) -> float:
+    """By how much the step can have changed a layer as a map, relative to it: the largest over all layers.
+
+    A matrix of m x n independent weights of size s has the spectral norm s (m^1/2 + n^1/2); that of an update is at
+    most its Frobenius norm, which it has where all samples agree. Weight decay may change a layer as much as it asks.
+    """
+    step.updates = _updates(step)
+    changes = [update[0] for update in step.updates]
+    for t, stage in enumerate(step.stages):
+        if stage.decay is not None:
+            changes[t] = changes[t].sub(stage.decay[0], alpha=stage.fraction)
+    norms = torch._foreach_norm(changes)
+    shares = []
+    for norm, stage in zip(torch.stack([n.double() for n in norms]).tolist(), step.stages, strict=True):
+        count = max(1, stage.u[0].numel())
+        outputs = stage.u[0].shape[stage.layer.weight_dims[1]] if stage.u[0].dim() else 1
+        shares.append(norm / (stage.size * (outputs**0.5 + (count / max(1, outputs)) ** 0.5)))
+    return max(shares, default=0.0)
+
+
+def _updates(step: Step) -> list[list[Tensor]]:
+    """Old minus new weights of each stage."""
+    new = [w.detach() for stage in step.stages for w in stage.weights]
+    differences = iter(torch._foreach_sub([u for stage in step.stages for u in stage.u], new))
+    return [[next(differences) for _ in stage.u] for stage in step.stages]
 
 
 def take_back_if_wrong(step: Step) -> bool:
@@ -78,13 +112,11 @@ def take_back_if_wrong(step: Step) -> bool:
 
 
 def keep_update(step: Step) -> None:
-    """Turn the copies of the old weights into the update, for the next step."""
+    """Keep old minus new weights, for the next step."""
     if not step.stages:  # undone
         return
     assert step.recording is not None
-    old = [u for stage in step.stages for u in stage.u]
-    torch._foreach_sub_(old, [w.detach() for stage in step.stages for w in stage.weights])
     for state in step.opt.state.values():  # a layer that took no part has nothing left to do from this step
         state.pop("update", None)
-    for stage, record in zip(step.stages, step.recording.layers, strict=True):
-        step.opt.state[record.parameters[0]]["update"] = stage.u
+    for update, record in zip(step.updates or _updates(step), step.recording.layers, strict=True):
+        step.opt.state[record.parameters[0]]["update"] = update

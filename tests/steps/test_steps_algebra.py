@@ -58,7 +58,8 @@ class Dense:
             P = per_sample_gradients(stage)
             K = P @ P.T
             k = (lam * K.diagonal()).mean()
-            size = max(float(stage.u[0].square().mean().sqrt()), LEAST_SIZE)
+            size = float(stage.u[0].square().mean().sqrt())
+            size = size if size > LEAST_SIZE else (3 * stage.u[0].shape[1]) ** -0.5
             eta = size / (k / P.shape[1]).sqrt()
             self.A_of.append(eta * self.root[:, None] * K * self.root)
             self.ratio.append(eta * k)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ddpnopt._distributed import ALONE
 from ddpnopt.ddp.balance import DECAY, FLOOR, balanced
-from ddpnopt.ddp.covariance import DENSE, LEADING, Root, observe, root
+from ddpnopt.ddp.covariance import DENSE, LEADING, observe, root
 from ddpnopt.linear.layer import Layer
 from ddpnopt.linear.metric import IDENTITY
 from ddpnopt.trace.model_layers import find_layers
@@ -150,13 +150,13 @@ def test_leading_directions_of_wide_layers_give_the_root_of_the_whole_matrix() -
         x = 3 * torch.randn(64, rank) @ mixing + torch.randn(64, n)
         observe(x, -1, state, "input", DECAY, ALONE)
         C, weight = DECAY * C + (1 - DECAY) * moments(x, -1), DECAY * weight + 1 - DECAY
-    found = Root(root(state, "input", n, FLOOR, -0.25))
+    found = root(state, "input", x, n, FLOOR, -0.25, 1.0)
     assert not found.dense
     values, Q = torch.linalg.eigh(C / weight)
     leading = Q[:, -rank:]
     exact = (values[-rank:] + FLOOR) ** -0.25
     torch.testing.assert_close(found.times(leading.T, -1), exact[:, None] * leading.T, rtol=0.05, atol=0.01)
-    rest = float(found.levels[-1])
+    rest = float(found.kept["levels"][-1])
     assert rest == pytest.approx(float((values[:-LEADING].mean() + FLOOR) ** -0.25), rel=0.1)
     a = torch.randn(5, n)
     torch.testing.assert_close(found.times(found.times(a, -1), -1), found.times(a, -1, 2))

@@ -52,7 +52,7 @@ class Balance(ABC):
         """From a gradient in u to the step in u, each number times a positive factor."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Diagonal(Balance):
     """A factor for each feature; None where a layer has no features of different scale."""
 
@@ -80,7 +80,7 @@ class Diagonal(Balance):
         return self.scale(u, 2)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Mixing(Balance):
     """A matrix for the input features and one for the outputs."""
 
@@ -99,9 +99,16 @@ class Mixing(Balance):
         return self.output_root.times(p, dim, times)
 
     def scale(self, u: Parts, times: int = 1) -> Parts:
-        inputs, outputs = self.layer.weight_dims
-        weight = self.output_root.times(self.input_root.times(u[0], inputs, times), outputs, times)
-        return [weight, *(self.output_root.times(part, 0, times) for part in u[1:])]
+        return self.scale_outputs(self.scale_inputs(u, times), times)
+
+    def scale_inputs(self, u: Parts, times: int = 1) -> Parts:
+        """The part of `scale` that belongs to the input features."""
+        return [self.input_root.times(u[0], self.layer.weight_dims[0], times), *u[1:]]
+
+    def scale_outputs(self, u: Parts, times: int = 1) -> Parts:
+        """The part of `scale` that belongs to the outputs."""
+        root = self.output_root
+        return [root.times(u[0], self.layer.weight_dims[1], times), *(root.times(part, 0, times) for part in u[1:])]
 
     def decay_scale(self, u: Parts) -> Parts:
         output = self.output_root.mean_square
@@ -134,23 +141,22 @@ def _observe_moments(
     observe(x, input_dim, state, "input", DECAY, peers)
     observe(p, output_dim, state, "output", DECAY, peers)
     column = scale(state, "input")
-    state["input_root"] = root(state, "input", x.shape[input_dim], FLOOR, POWER, 1 / column)
-    state["output_root"] = root(state, "output", p.shape[output_dim], FLOOR, POWER, column)
+    state["input_root"] = root(state, "input", x, x.shape[input_dim], FLOOR, POWER, 1 / column).kept
+    state["output_root"] = root(state, "output", p, p.shape[output_dim], FLOOR, POWER, column).kept
 
 
 def _observe(
     x: Tensor, p: Tensor, input_dim: int | None, output_dim: int | None, state: dict[str, Any], peers: Peers
 ) -> None:
     """Update the running profiles and the factors that follow from them."""
-    weight = state["balance_weight"] = DECAY * state.get("balance_weight", 0.0) + 1 - DECAY
     if output_dim is not None:
-        state["output_factor"] = _factor(p, output_dim, state, "output", weight, peers)
+        state["output_factor"] = _factor(p, output_dim, state, "output", peers)
     if input_dim is not None:
-        factor, column = _factor(x, input_dim, state, "input", weight, peers), scale(state, "input")
+        factor, column = _factor(x, input_dim, state, "input", peers), scale(state, "input")
         state["input_factor"], state["output_factor"] = factor / column, state["output_factor"] * column
 
 
-def _factor(a: Tensor, dim: int, state: dict[str, Any], side: str, weight: float, peers: Peers) -> Tensor:
+def _factor(a: Tensor, dim: int, state: dict[str, Any], side: str, peers: Peers) -> Tensor:
     """The factors of all features of a."""
     kept = dim % a.dim()
     others = [d for d in range(a.dim()) if d != kept]
@@ -164,6 +170,7 @@ def _factor(a: Tensor, dim: int, state: dict[str, Any], side: str, weight: float
     new = squares.mul_(share / mean * (1 - DECAY))
     old = state.get(side + "_profile")
     running = state[side + "_profile"] = new if old is None else new.add_(old, alpha=DECAY)
+    weight = state[side + "_weight"]
     return torch.add(running, FLOOR * weight).mul_(1 / weight).pow_(POWER)
 
 

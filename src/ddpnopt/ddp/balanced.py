@@ -7,18 +7,20 @@ rather than to activations, once to inputs and outputs where the gradients are n
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from math import prod
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ddpnopt.ddp.balance import Balance, Diagonal
+from ddpnopt.ddp.balance import Balance, Diagonal, Mixing
 from ddpnopt.linear.given import Given
-from ddpnopt.linear.layer import Layer, Parts, per_sample_dot, scale_samples, symmetric_product
-from ddpnopt.linear.linear import Linear, RankOne
+from ddpnopt.linear.layer import Layer, Parts, in_precision, per_sample_dot, scale_samples, symmetric_product
+from ddpnopt.linear.linear import Linear, add_weighted
 from ddpnopt.linear.metric import IDENTITY, Metric
 from ddpnopt.linear.sample_gradients import ByPlaces, Explicit, Recomputed, SampleGradients, Sums, output_pieces
-from ddpnopt.linear.uses import LinearUses
+
+EMPTY = torch.empty(0)
 
 
 class BalancedGradients(Sums, Protocol):
@@ -34,33 +36,21 @@ def balanced_gradients(
     """The form with the least work for inputs x and output gradients p."""
     if type(layer) is Linear and x.dim() == 2:
         return OuterProducts(layer, x, p, balance)
-    if isinstance(layer, LinearUses):
-        return InBalance(layer, x, p, balance, others, recompute)
-    inputs, outputs = (x, p) if isinstance(balance, Diagonal) else (balance.inputs(x), balance.outputs(p))
-    found = layer.sample_gradients(inputs, outputs, others=others, recompute=recompute)
-    if isinstance(found, Explicit):
-        if isinstance(balance, Diagonal):
-            _rescale(found, balance.factors)
-        return Stored(found, balance)
-    if isinstance(found, Recomputed):
-        return Repeated(Recomputed(layer, x, p), balance)
-    if isinstance(found, ByPlaces):
-        return Tokens(ByPlaces(layer, x, p), balance)
+    form = layer.form_over_places(x, p, others, recompute)
+    if form is Explicit:
+        return Stored(layer, x, p, balance)
+    if form is Recomputed:
+        return Repeated(layer, x, p, balance)
+    if form is ByPlaces:
+        return Tokens(layer, x, p, balance)
     return InBalance(layer, x, p, balance, others, recompute)
 
 
 class _SummedUp:
     """Forms whose sum is materialised before it is added."""
 
-    balance: Balance
-    missing: ClassVar[int] = 1  # how many of the two factors `_sum` lacks
-
-    def _sum(self, w: Tensor) -> Parts:
-        """P_u w with one of the two factors, or with none."""
-        raise NotImplementedError
-
     def combine(self, w: Tensor) -> Parts:
-        return self.balance.scale(self._sum(w), self.missing)
+        raise NotImplementedError
 
     def solved(self, w: Tensor, metric: Metric) -> Parts:
         return self.combine(w)
@@ -70,12 +60,33 @@ class _SummedUp:
             weight.add_(part, alpha=alpha)
 
 
+class _OneGradient(_SummedUp):
+    """Forms that keep inputs and output gradients, and compute a sum by one weighted gradient of the layer."""
+
+    def __init__(self, layer: Layer, x: Tensor, p: Tensor, balance: Balance) -> None:
+        self.layer, self.x, self.p, self.balance = layer, x, p, balance
+
+    def combine(self, w: Tensor) -> Parts:
+        layer, x, p, balance = self.layer, self.x, self.p, self.balance
+        if not isinstance(balance, Mixing):
+            return balance.scale(layer.grad(x, scale_samples(w, p)), 2)
+        # each factor twice, at the places of all samples or on the sum, whichever are fewer
+        O, J, inputs, outputs, _ = _sizes(layer, x, p)
+        at_inputs, at_outputs = len(x) * inputs < O * J // layer.weight_shape[1], len(x) * outputs < J
+        u = layer.grad(balance.inputs(x, 2) if at_inputs else x, scale_samples(w, _raised(p, balance, at_outputs)))
+        u = u if at_inputs else balance.scale_inputs(u, 2)
+        return u if at_outputs else balance.scale_outputs(u, 2)
+
+
 class OuterProducts:
     """A linear layer on (B, n) inputs: p_u = x~ (x) p; the factors, squared, go to one of the two sides."""
 
     def __init__(self, layer: Linear, x: Tensor, p: Tensor, balance: Balance) -> None:
         self.layer, self.x, self.p = layer, x, p
-        self.raised_x, self.raised_p = balance.inputs(x, 2), balance.outputs(p, 2)
+        if isinstance(balance, Mixing):
+            self.raised_x, self.raised_p = balance.input_root.times(x, -1, 2), balance.output_root.times(p, -1, 2)
+        else:
+            self.raised_x, self.raised_p = balance.inputs(x, 2), balance.outputs(p, 2)
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
         inputs, outputs = symmetric_product(self.raised_x, self.x), symmetric_product(self.raised_p, self.p)
@@ -89,78 +100,66 @@ class OuterProducts:
         return self.combine(w)
 
     def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
-        RankOne(self.layer, self.raised_x, self.raised_p).add_to(u, w, alpha)
+        add_weighted(u, w, self.raised_x, self.raised_p, alpha)
 
 
 class Stored(_SummedUp):
-    """Explicit gradients in balanced variables: their effects are inner products, not another pass of the layer."""
+    """Explicit gradients in balanced variables, made when they are coupled."""
 
-    def __init__(self, inside: Explicit, balance: Balance) -> None:
-        self.inside, self.balance = inside, balance
+    def __init__(self, layer: Layer, x: Tensor, p: Tensor, balance: Balance) -> None:
+        self.balance = balance
+        self._given: tuple[Layer, Tensor, Tensor] | None = (layer, x, p)
+        self._inside: Explicit | None = None
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
-        return self.inside.gram(IDENTITY), [_effect(self.inside, self.balance.scale(step, -1)) for step in steps]
+        assert self._given is not None
+        self._inside, effects = _explicit(*self._given, self.balance, steps)
+        self._given = None
+        self._inside.x = EMPTY  # the gradients are all that is needed
+        return self._inside.gram(IDENTITY), effects
 
-    def _sum(self, w: Tensor) -> Parts:
-        return self.inside.combine(w)
+    def combine(self, w: Tensor) -> Parts:
+        assert self._inside is not None
+        return self.balance.scale(self._inside.combine(w))
 
 
-class Repeated(_SummedUp):
+class Repeated(_OneGradient):
     """Explicit gradients that are freed at once: the effects are computed while they are there."""
 
-    missing = 2
-
-    def __init__(self, plain: Recomputed, balance: Balance) -> None:
-        self.plain, self.balance = plain, balance
-
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
-        layer, x, p, balance = self.plain.layer, self.plain.x, self.plain.p, self.balance
-        factors: Parts | None = None
-        if isinstance(balance, Diagonal):  # cheaper on the gradients than on inputs and outputs
-            factors = balance.factors
-        else:
-            x, p = balance.inputs(x), balance.outputs(p)
-        unscaled = [balance.scale(step, -1) for step in steps]
+        layer, x, p, balance = self.layer, self.x, self.p, self.balance
         pieces = output_pieces(layer, len(x))
         if len(pieces) == 1:
-            return self._part(Explicit(layer, x, p), factors, unscaled)
+            explicit, effects = _explicit(layer, x, p, balance, steps)
+            return explicit.gram(IDENTITY), effects
+        factors: Parts | None = None
+        if isinstance(balance, Mixing):  # outputs that are taken together later cannot be mixed later
+            x, p, steps = balance.inputs(x), balance.outputs(p), [balance.scale(step, -1) for step in steps]
+        else:
+            assert isinstance(balance, Diagonal)
+            factors = balance.factors
         parts = []
         for start, n in pieces:
             narrow, own = layer.narrow(p, start, n)
-            some = [[part.narrow(0, start, n) for part in step] for step in unscaled]
-            at = None if factors is None else [factor.narrow(0, start, n) for factor in factors]
-            parts.append(self._part(Explicit(narrow, x, own), at, some))
+            explicit = Explicit(narrow, x, own)
+            found = [_effect(explicit, [part.narrow(0, start, n) for part in step]) for step in steps]
+            if factors is not None:
+                _rescale(explicit, [factor.narrow(0, start, n) for factor in factors])
+            parts.append((explicit.gram(IDENTITY), found))
         K, effects = parts[0]
         for more, others in parts[1:]:
             K.add_(more)
             effects = [a + b for a, b in zip(effects, others, strict=True)]
         return K, effects
 
-    @staticmethod
-    def _part(explicit: Explicit, factors: Parts | None, unscaled: list[Parts]) -> tuple[Tensor, list[Tensor]]:
-        if factors is not None:
-            _rescale(explicit, factors)
-        return explicit.gram(IDENTITY), [_effect(explicit, step) for step in unscaled]
 
-    def _sum(self, w: Tensor) -> Parts:
-        return self.plain.combine(w)
-
-
-class Tokens(_SummedUp):
+class Tokens(_OneGradient):
     """Inner products through the places, on inputs and output gradients in balanced variables, which are not kept."""
 
-    missing = 2
-
-    def __init__(self, plain: ByPlaces, balance: Balance) -> None:
-        self.plain, self.balance = plain, balance
-
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
-        layer, x, p = self.plain.layer, self.plain.x, self.plain.p
+        layer, x, p = self.layer, self.x, self.p
         effects = [per_sample_dot(p, layer.apply(x, step)) for step in steps]
         return ByPlaces(layer, self.balance.inputs(x), self.balance.outputs(p)).gram(IDENTITY), effects
-
-    def _sum(self, w: Tensor) -> Parts:
-        return self.plain.combine(w)
 
 
 class InBalance(_SummedUp):
@@ -176,8 +175,8 @@ class InBalance(_SummedUp):
         effects = [per_sample_dot(self.p, self.layer.apply(self.x, step)) for step in steps]
         return self.inside.gram(IDENTITY), effects
 
-    def _sum(self, w: Tensor) -> Parts:
-        return self.inside.combine(w)
+    def combine(self, w: Tensor) -> Parts:
+        return self.balance.scale(self.inside.combine(w))
 
 
 class Scaled(_SummedUp):
@@ -186,8 +185,48 @@ class Scaled(_SummedUp):
     def __init__(self, inside: SampleGradients, balance: Balance) -> None:
         self.inside, self.balance = inside, balance
 
-    def _sum(self, w: Tensor) -> Parts:
-        return self.inside.combine(w)
+    def combine(self, w: Tensor) -> Parts:
+        return self.balance.scale(self.inside.combine(w))
+
+
+def _raised(p: Tensor, balance: Mixing, raise_it: bool) -> Tensor:
+    return balance.outputs(p, 2) if raise_it else p
+
+
+def _sizes(layer: Layer, x: Tensor, p: Tensor) -> tuple[int, int, int, int, int]:
+    """Of a layer without groups: outputs, inputs x kernel, places of a sample's inputs and outputs, kernel."""
+    O, C = layer.weight_shape[:2]
+    J = prod(layer.weight_shape[1:])
+    return O, J, x[0].numel() // C, p[0].numel() // O, J // C
+
+
+def _explicit(
+    layer: Layer, x: Tensor, p: Tensor, balance: Balance, steps: list[Parts]
+) -> tuple[Explicit, list[Tensor]]:
+    """Explicit gradients in balanced variables, and the effect of each step on the samples."""
+    if not isinstance(balance, Mixing):
+        assert isinstance(balance, Diagonal)
+        found = Explicit(layer, x, p)
+        effects = [_effect(found, step) for step in steps]
+        _rescale(found, balance.factors)
+        return found, effects
+    # each matrix is applied to the places of a sample or to its gradient, whichever is smaller; the gradient has the
+    # kernel behind the input features, so that there the matrix is one of all features and places of the kernel
+    O, J, inputs, outputs, kernel = _sizes(layer, x, p)
+    late_inputs, late_outputs = balance.input_root.dense and O * kernel**2 < inputs, outputs > J
+    if not late_inputs:
+        x, steps = balance.inputs(x), [balance.scale_inputs(step, -1) for step in steps]
+    if not late_outputs:
+        p, steps = balance.outputs(p), [balance.scale_outputs(step, -1) for step in steps]
+    found = Explicit(layer, x, p)
+    effects = [_effect(found, step) for step in steps]
+    if late_inputs:
+        matrix = in_precision(balance.input_root.power(1), found.weight.dtype)
+        found.weight = found.weight @ (torch.kron(matrix, torch.eye(kernel).to(matrix)) if kernel > 1 else matrix)
+    if late_outputs:
+        found.weight = balance.output_root.times(found.weight, 2)
+        found.bias = None if found.bias is None else balance.output_root.times(found.bias, -1)
+    return found, effects
 
 
 def _rescale(explicit: Explicit, factors: Parts) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt._distributed import Peers
+from ddpnopt.linear.layer import in_precision
 
 LEADING = 64  # directions that are followed in large matrices
 DENSE = 128  # features up to which the whole matrix is kept
@@ -26,40 +27,85 @@ CHANGED = 0.05  # relative change of a matrix from which on it is decomposed aga
 class Root:
     """factor (C + floor)^power, symmetric, for one side of a layer; `times` 2 is its square, -1 its inverse.
 
-    `parts` is the root and its square, (n, n), or its levels (r + 1,) in a basis (n, r) and in the rest.
+    `kept` is what a checkpoint has of it: "levels" in a "basis", (n,) and (n, n), or (r + 1,) and (n, r), the last one
+    being that of the rest; the "factor"; and under 1, 2 and -1 what was computed from these for that power.
     """
 
-    def __init__(self, parts: list[Tensor]) -> None:
-        self.levels, self.other = parts
-        self.dense = self.levels.dim() == 2
+    def __init__(self, kept: dict[Any, Any]) -> None:
+        self.kept = kept
+        n, r = kept["basis"].shape
+        self.dense = n == r
+
+    def power(self, times: int) -> Any:
+        """The matrix, or the levels in the basis, less that of the rest, and of the rest."""
+        found = self.kept.get(times)
+        if found is None:
+            levels, basis = self.kept["levels"], self.kept["basis"]
+            levels = (levels if times == 1 else levels**times) * self.kept["factor"] ** times
+            found = (basis * levels) @ basis.T if self.dense else [levels[:-1] - levels[-1], levels[-1]]
+            self.kept[times] = found
+        return found
+
+    def with_factor(self, factor: float) -> Root:
+        """The same with another factor."""
+        kept: dict[Any, Any] = {"levels": self.kept["levels"], "basis": self.kept["basis"], "factor": factor}
+        ratio = factor / self.kept["factor"]
+        for times in POWERS if self.dense else ():
+            if times in self.kept:
+                kept[times] = self.kept[times] * ratio**times
+        return Root(kept)
 
     def times(self, a: Tensor, dim: int, times: int = 1) -> Tensor:
-        """The root, its square or its inverse, applied to dimension `dim` of a."""
+        """The root, its square or its inverse, applied to dimension `dim` of a; the layout in memory stays."""
         last = dim in (-1, a.dim() - 1)
         if self.dense:
-            matrix = self.levels if times == 1 else self.other if times == 2 else torch.linalg.inv(self.levels)
-            matrix = matrix.to(a.dtype)
+            matrix = self.kept.get(times)
+            matrix = self.power(times) if matrix is None else matrix
+            if matrix.dtype != a.dtype:
+                matrix = matrix.to(a.dtype)
             if last:
                 return a @ matrix
-            if dim == 0:
-                return (matrix @ a.flatten(1)).view(a.shape)
-            if dim == 1:  # channels first
-                return torch.matmul(matrix, a.flatten(2)).view(a.shape)
-            return (a.movedim(dim, -1) @ matrix).movedim(-1, dim)
-        levels = self.levels if times == 1 else self.levels**times
-        basis, rest = self.other.to(a.dtype), levels[-1].to(a.dtype)
-        inside = (levels[:-1] - levels[-1]).to(a.dtype)
-        moved = a if last else a.movedim(dim, -1)
-        return torch.addcmul(((moved @ basis) * inside) @ basis.T, moved, rest).movedim(-1, dim)
+            if _is_inner(a, dim):
+                return (a.movedim(dim, -1) @ matrix).movedim(-1, dim)
+            return _left(matrix, _as_columns(a, dim)).view(a.shape)
+        inside, rest = (in_precision(levels, a.dtype) for levels in self.power(times))
+        basis = in_precision(self.kept["basis"], a.dtype)
+        if last or _is_inner(a, dim):
+            moved = a if last else a.movedim(dim, -1)
+            found = (((moved @ basis) * inside) @ basis.T).addcmul_(moved, rest)
+            return found if last else found.movedim(-1, dim)
+        columns = _as_columns(a, dim)
+        found = _left(basis * inside, _left(basis.T, columns))
+        return found.addcmul_(columns, rest).view(a.shape)
 
     @property
     def mean_square(self) -> float:
         """The mean of the diagonal of the square."""
-        if self.dense:
-            return float(self.other.diagonal().mean())
-        n, r = self.other.shape
-        squares = self.levels.square()
-        return float(squares[:-1].sum() + (n - r) * squares[-1]) / n
+        n, r = self.kept["basis"].shape
+        squares = self.kept["levels"].square() * self.kept["factor"] ** 2
+        return float(squares.mean()) if self.dense else float(squares[:-1].sum() + (n - r) * squares[-1]) / n
+
+
+POWERS = (1, 2, -1)
+NARROW = 16  # numbers behind a feature below which many small products take longer than a copy and a large one
+
+
+def _is_inner(a: Tensor, dim: int) -> bool:
+    """Whether to move a dimension to the end: it is there in memory (channels last), or little is behind it."""
+    return a.stride(dim) == 1 or (dim % a.dim() > 0 and math.prod(a.shape[dim % a.dim() + 1 :]) < NARROW)
+
+
+def _as_columns(a: Tensor, dim: int) -> Tensor:
+    """(n, others), or (others before, n, others behind), without a copy if a is contiguous."""
+    dim %= a.dim()
+    if dim == 0:
+        return a.reshape(len(a), -1)
+    return a.reshape(math.prod(a.shape[:dim]), a.shape[dim], -1)
+
+
+def _left(matrix: Tensor, columns: Tensor) -> Tensor:
+    """matrix @ columns; `torch.matmul` would transpose three dimensions into two, which takes longer."""
+    return matrix @ columns if columns.dim() == 2 else torch.bmm(matrix.expand(len(columns), -1, -1), columns)
 
 
 def observe(a: Tensor, dim: int, state: dict[str, Any], side: str, decay: float, peers: Peers) -> None:
@@ -70,42 +116,51 @@ def observe(a: Tensor, dim: int, state: dict[str, Any], side: str, decay: float,
     """
     kept = dim % a.dim()
     n = a.shape[kept]
-    rows = (a if kept == a.dim() - 1 else a.movedim(kept, -1)).reshape(-1, n)
-    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))  # half precision has no decompositions
-    share = 1.0 / max(1, len(rows)) * (1.0 if peers.alone else peers.share(len(a)))
-    if n <= DENSE:
-        C = _sum(rows.T @ rows * share, peers)
-        mean = float(C.diagonal().mean())
-    else:
-        mean = float(_sum(rows.square().sum()[None] * share, peers)) / n
+    rows = a if kept == a.dim() - 1 else a.movedim(kept, -1)
+    rows = in_precision(rows.reshape(-1, n), torch.promote_types(rows.dtype, torch.float32))  # to be decomposed
+    share = 1.0 / max(1, len(rows))
+    mean = share * float(torch.linalg.vector_norm(rows)) ** 2 / n
+    if not peers.alone:
+        share *= peers.share(len(a))
+        mean = peers.total(mean * peers.share(len(a)))
     if not torch.finfo(rows.dtype).tiny <= mean < math.inf:
         return
+    share *= (1 - decay) / mean
     if n <= DENSE:
-        old = state.get(side + "_moments")
-        new = C.mul_((1 - decay) / mean)
-        state[side + "_moments"] = new if old is None else new.add_(old, alpha=decay)
+        old = in_precision(state.get(side + "_moments"), rows.dtype)
+        if not peers.alone:
+            new = peers.sum([rows.T @ rows * share])[0]
+            state[side + "_moments"] = new if old is None else new.add_(old, alpha=decay)
+        elif old is None:
+            state[side + "_moments"] = (rows.T @ rows).mul_(share)
+        else:
+            state[side + "_moments"] = torch.addmm(old, rows.T, rows, beta=decay, alpha=share)
     else:
-        _follow(rows, share * (1 - decay) / mean, decay, state, side, peers)
+        _follow(rows, share, decay, state, side, peers)
     note_scale(state, side, mean, decay)
 
 
 def _follow(rows: Tensor, share: float, decay: float, state: dict[str, Any], side: str, peers: Peers) -> None:
     """One randomised update of the leading directions of decay Q E Q' + share rows' rows."""
     n = rows.shape[1]
-    Q, E = state.get(side + "_basis"), state.get(side + "_values")
+    Q, E = (in_precision(state.get(side + name), rows.dtype) for name in ("_basis", "_values"))
     looks = state[side + "_looks"] = state.get(side + "_looks", 0) + 1
     generator = torch.Generator().manual_seed(looks)
     r = min(LEADING, n - 1)
     random = torch.randn(n, MORE if Q is not None else r + MORE, generator=generator).to(rows)
     test = random if Q is None else torch.cat([Q, random], 1)
-
-    def moments(X: Tensor) -> Tensor:
-        new = _sum(rows.T @ (rows @ X) * share, peers)
-        return new if Q is None or E is None else new.addmm_(Q * (decay * E), Q.T @ X)
-
-    Z = torch.linalg.qr(moments(test))[0]
-    H = Z.T @ moments(Z)
-    E, V = torch.linalg.eigh((H + H.T) / 2)
+    Y = rows.T @ (rows @ test) * share
+    Y = Y if peers.alone else peers.sum([Y])[0]
+    if Q is not None and E is not None:
+        Y.addmm_(Q * (decay * E), Q.T @ test)
+    Z = torch.linalg.qr(Y)[0]
+    seen = rows @ Z
+    H = seen.T @ seen * share
+    H = H if peers.alone else peers.sum([H])[0]
+    if Q is not None and E is not None:
+        inside = Q.T @ Z
+        H.addmm_(inside.T * (decay * E), inside)
+    E, V = torch.linalg.eigh(H)
     state[side + "_values"], state[side + "_basis"] = E[-r:].clamp_min(0), Z @ V[:, -r:]
 
 
@@ -121,25 +176,22 @@ def scale(state: dict[str, Any], side: str) -> float:
     return math.exp(0.5 * state[side + "_log_scale"] / state[side + "_weight"]) if side + "_log_scale" in state else 1.0
 
 
-def root(state: dict[str, Any], side: str, n: int, floor: float, power: float, factor: float = 1.0) -> list[Tensor]:
-    """The parts of the root factor (C + floor)^power of the running average C of n features."""
+def root(state: dict[str, Any], side: str, like: Tensor, n: int, floor: float, power: float, factor: float) -> Root:
+    """The root factor (C + floor)^power of the running average C of n features, in the precision of `like` at least."""
     if side + "_weight" not in state:  # nothing but zeros so far
-        return [torch.eye(n) * factor, torch.eye(n) * factor**2]
+        wide = torch.promote_types(like.dtype, torch.float32)
+        one = torch.eye(n, dtype=wide, device=like.device)
+        return Root({"levels": one.diagonal().clone(), "basis": one, "factor": factor})
     weight = state[side + "_weight"]
     moments = state.get(side + "_moments")
     if moments is None:
         basis, values = state[side + "_basis"], state[side + "_values"] / weight
         r = basis.shape[1]
         rest = ((n - values.sum()) / (n - r)).clamp_min(0)  # the mean of all levels is 1
-        return [factor * (torch.cat([values, rest[None]]) + floor) ** power, basis]
-    used, current = state.get(side + "_used"), moments / weight
-    if used is None or float(torch.dist(current, used)) > CHANGED * float(torch.linalg.matrix_norm(used)):
-        values, Q = torch.linalg.eigh(current)
-        state[side + "_used"] = current
-        state[side + "_dense"] = (Q * (values.clamp_min(0) + floor) ** power) @ Q.T
-    found = state[side + "_dense"] * factor
-    return [found, found @ found]
-
-
-def _sum(a: Tensor, peers: Peers) -> Tensor:
-    return a if peers.alone else peers.sum([a])[0]
+        return Root({"levels": (torch.cat([values, rest[None]]) + floor) ** power, "basis": basis, "factor": factor})
+    used, current = in_precision(state.get(side + "_used"), moments.dtype), moments / weight
+    if used is not None and float(torch.dist(current, used)) <= CHANGED * state[side + "_norm"]:
+        return Root(state[side + "_root"]).with_factor(factor)
+    values, Q = torch.linalg.eigh(current)
+    state[side + "_used"], state[side + "_norm"] = current, float(torch.linalg.vector_norm(values))
+    return Root({"levels": values.clamp_min_(0).add_(floor).pow_(power), "basis": Q, "factor": factor})

@@ -29,7 +29,8 @@ def recognise(
     `mean` says whether the user's loss is an average over the batch (and over places or elements) or a sum, `total`
     is its value, and `precision` the narrowest in which z and q were computed.
     """
-    z, q = z.detach(), q.detach()
+    if z.requires_grad or q.requires_grad:  # the same tensor has its losses computed once
+        z, q = z.detach(), q.detach()
     tol = tolerance(z.dtype, q.dtype, precision or q.dtype)
     incomplete: Loss | None = None  # certain by its gradient, but the loss has other parts
     guess: Loss | None = None

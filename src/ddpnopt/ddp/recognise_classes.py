@@ -6,6 +6,7 @@ so is the target: t = s - q / w. The forms of cross-entropy differ in how w is f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -29,7 +30,7 @@ def cross_entropy(z: Tensor, q: Tensor, dim: int, mean: bool, tol: float, total:
     t = s - q / uniform
     label = t.argmax(dim, keepdim=True)
     hard = _one_hot(label, t, dim)
-    if float((t - hard).abs_().amax()) <= tol:  # the common case first
+    if float(torch.dist(t, hard, math.inf)) <= tol:  # the common case first
         certain = says_something(q, uniform, tol)
         yield Loss("cross_entropy", hard, uniform, dim, label[:, 0] if z.dim() == 2 else None, certain=certain)
         return

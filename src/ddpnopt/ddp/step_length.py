@@ -13,8 +13,11 @@ decide on alpha, all of them relative to the loss, so that no scale enters:
   have gone further down, for any network and any loss, also where samples are coupled (batch norm, contrastive losses)
   and leaving one out means nothing: there it takes the place of the first estimate, within what the curvature allows.
 
-Fractions at most double from step to step and fall no faster than 1/t, unless the curvature asks for it: at a constant
-length progress on unseen samples always ends, and a fraction that followed at once would stop the training.
+Fractions at most double from step to step and fall no faster than a power of 1/t, unless the curvature asks for it: at
+a constant length progress on unseen samples always ends, and a fraction that followed at once would stop the training.
+
+No step changes a layer by more than a part of its size. Where gradients vanish, any fraction of the loss can ask for
+any change of the weights, and in the first steps all samples agree on changes that later ones take back.
 """
 
 from __future__ import annotations
@@ -31,12 +34,13 @@ SINGLE = 0.1  # of that, in batches of one sample
 MEMORY = 0.9  # of what the last step has left undone: it is the prior of the next one
 GROWTH = 2.0  # of the fraction, and 1/kappa, from step to step
 SHRINK = 0.25  # the least a fraction keeps from step to step
-FALL = 2.0  # power of the number of steps with which the fraction may fall
-FALL_AFTER = 10.0  # steps before the fraction may fall by less than a fifth
+FALL = 5.0  # power of the number of steps with which the fraction may fall
+FALL_AFTER = 10.0  # steps before the fraction may fall by less than a half
 SLOPE_GAIN = 0.5  # how strongly the slope after a step acts on the logarithm of the fraction
 SLOPE_OFFSET = 0.05  # the slope, relative to the step's own, at which a length is kept: a little beyond the minimum
 OVERSHOT = 0.5  # slope after a step, relative to its own, from which on it may shorten the next at once
 LEAST_KAPPA = 0.5
+REACH = 0.15  # of a layer's spectral norm: what a step may change
 SURPRISE = 10.0  # deviations of a loss above its running mean at which the last step is taken back
 FELT = 0.5  # of the curvature by the slope after a step: a lower bound of kappa
 RESOLUTION = 1e-6  # relative changes of the loss below this are rounding errors
@@ -80,6 +84,7 @@ class StepLength:
     below_zero: bool = False  # whether the loss of any batch was
     flatness: float = 0.0  # of a loss that was: squares of its gradients over its level, in the first such batch
     memory: float = 0.0  # times the last update is the prior of the next step
+    reach: float = math.inf  # the fraction with which the last step would have changed a layer by REACH
 
     def level(self, loss: float | None) -> float | None:
         """The loss of a batch as a level above its minimum: none, zero, once it has been below zero.
@@ -145,7 +150,12 @@ class StepLength:
         fraction = min(on_batch, GROWTH * last)
         if fraction > wanted:
             fraction = min(fraction, max(wanted, floor))
-        return max(fraction, SHRINK * last)
+        return min(max(fraction, SHRINK * last), self.reach)
+
+    def is_within_reach(self, share: float, taken: float) -> bool:
+        """Take in by which share of its size a step of fraction `taken` changes a layer, and judge it."""
+        self.reach = taken * REACH / share if share > 0 else math.inf
+        return share <= GROWTH * REACH
 
     def feel(self, slope: float) -> None:
         """Take in the slope of the next batch's loss along the last update, relative to its loss."""

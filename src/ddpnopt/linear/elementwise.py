@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt.linear.layer import Layer, Parts
-from ddpnopt.linear.sample_gradients import Explicit, SampleGradients
+from ddpnopt.linear.sample_gradients import Explicit
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,8 @@ class ScaleShift(Layer):
     def unrows(self, rows: Tensor) -> Tensor:
         return rows.movedim(2, 1).flatten(1) if self.channels_first else rows.flatten(1)
 
-    def sample_gradients(
-        self, x: Tensor, p: Tensor, *, others: int = 1, recompute: bool | None = None
-    ) -> SampleGradients:
-        return Explicit(self, x, p)  # two numbers per channel and sample
+    def form_over_places(self, x: Tensor, p: Tensor, others: int, recompute: bool | None) -> type[Explicit]:
+        return Explicit  # two numbers per channel and sample
 
     def sample_grads(self, x: Tensor, v: Tensor) -> Tensor:
         return self._over_places(x * v).reshape(len(x), self.groups, 1, 1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt.linear.layer import Layer, Parts
-from ddpnopt.linear.sample_gradients import Explicit, SampleGradients
+from ddpnopt.linear.sample_gradients import Explicit
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,8 @@ class Given(Layer):
     def sample_grads(self, x: Tensor, v: Tensor) -> Tensor:
         return v.reshape(len(v), 1, prod(self.weight_shape), 1)
 
-    def sample_gradients(
-        self, x: Tensor, p: Tensor, *, others: int = 1, recompute: bool | None = None
-    ) -> SampleGradients:
-        return Explicit(self, x, p)
+    def form_over_places(self, x: Tensor, p: Tensor, others: int, recompute: bool | None) -> type[Explicit]:
+        return Explicit
 
     @property
     def joint_shape(self) -> tuple[int, int, int]:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ddpnopt.linear.sample_gradients import SampleGradients
+    from ddpnopt.linear.sample_gradients import ByPlaces, Explicit, SampleGradients
 
 Parts = list[Tensor]
 BLOCK = 128  # rows of the smallest blocks of a symmetric product
@@ -48,8 +48,8 @@ def norm(parts: Parts) -> float:
 
 def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
     """a b', where it is known to be symmetric: for large ones one of the two off-diagonal blocks is copied."""
-    if len(a) < 2 * BLOCK:
-        return a @ b.T
+    if a.shape[0] < 2 * BLOCK:
+        return F.linear(a, b)
     found = a.new_empty(len(a), len(a))
     _fill(found, a, b)
     return found
@@ -93,7 +93,11 @@ def per_sample_dot(a: Tensor, b: Tensor, less: Tensor | None = None) -> Tensor:
         return torch.cat([per_sample_dot(*some) for some in zip(*parts, strict=True)])
     if less is not None:
         b = b - less
-    return torch.linalg.vecdot(a, b) if a.dim() == 2 else torch.linalg.vecdot(a.flatten(1), b.flatten(1))
+    if a.dim() == 2:
+        return torch.linalg.vecdot(a, b)
+    if a.stride(1) == 1 and b.stride(1) == 1 and a.dim() > 3:  # channels last in memory: flat without a copy
+        a, b = a.movedim(1, -1), b.movedim(1, -1)
+    return torch.linalg.vecdot(a.flatten(1), b.flatten(1))
 
 
 class Layer(ABC):
@@ -144,9 +148,17 @@ class Layer(ABC):
         `recompute` asks for a form that stores nothing but x and p; by default where the gradients would need more
         memory than x and p. This is the general form, for weights that act at several places of each sample.
         """
-        from ddpnopt.linear.sample_gradients import over_places  # which needs this class
+        form = self.form_over_places(x, p, others, recompute)
+        assert form is not None
+        return form(self, x, p)
 
-        return over_places(self, x, p, others, recompute)
+    def form_over_places(
+        self, x: Tensor, p: Tensor, others: int, recompute: bool | None
+    ) -> type[Explicit] | type[ByPlaces] | None:
+        """The form of `sample_gradients` if it is one for several places; None for any other."""
+        from ddpnopt.linear.sample_gradients import form_over_places  # which needs this class
+
+        return form_over_places(self, x, p, others, recompute)
 
     def outer_factors(self, xi: Tensor | None, psi: Tensor | None) -> Parts:
         """psi (x) xi for [W] or [W, b], broadcast: factors of the input features and of the outputs."""

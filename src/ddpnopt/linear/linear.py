@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ddpnopt.linear.layer import Layer, Parts, in_precision, scale_samples
 from ddpnopt.linear.metric import Metric
-from ddpnopt.linear.sample_gradients import SampleGradients
+from ddpnopt.linear.sample_gradients import ByPlaces, Explicit, SampleGradients
 
 SAMPLES = 512  # taken together in an update
 CHUNK = 2**24  # numbers held at once where a Gram matrix goes through explicit gradients
@@ -52,6 +52,11 @@ class Linear(Layer):
 
     def together(self, uses: list[Tensor]) -> Tensor:
         return torch.cat([use.reshape(len(use), -1, use.shape[-1]) for use in uses], 1)
+
+    def form_over_places(
+        self, x: Tensor, p: Tensor, others: int, recompute: bool | None
+    ) -> type[Explicit] | type[ByPlaces] | None:
+        return None if x.dim() == 2 else super().form_over_places(x, p, others, recompute)
 
     def sample_gradients(
         self, x: Tensor, p: Tensor, *, others: int = 1, recompute: bool | None = None
@@ -125,12 +130,17 @@ class RankOne:
         return self.layer.split(joint[None])
 
     def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
-        w = in_precision(w, self.p.dtype)
-        if self.layer.bias:
-            u[1].addmv_(self.p.T, w, alpha=alpha)
-        # a few samples at a time bound the memory of the weighted gradients
-        pieces = [(w, self.p, self.x)]
-        if len(w) > SAMPLES:
-            pieces = list(zip(w.split(SAMPLES), self.p.split(SAMPLES), self.x.split(SAMPLES), strict=True))
-        for w_some, p, x in pieces:
-            u[0].addmm_((w_some[:, None] * p).T, x, alpha=alpha)
+        add_weighted(u, w, self.x, self.p, alpha)
+
+
+def add_weighted(u: list[Tensor], w: Tensor, x: Tensor, p: Tensor, alpha: float) -> None:
+    """u <- u + alpha sum_i w_i x~_i (x) p_i, for [W] or [W, b]."""
+    w, columns = in_precision(w, p.dtype), p.T
+    if len(u) > 1:
+        u[1].addmv_(columns, w, alpha=alpha)
+    if w.shape[0] <= SAMPLES:
+        u[0].addmm_(columns * w, x, alpha=alpha)
+        return
+    # a few samples at a time bound the memory of the weighted gradients
+    for some, rows, inputs in zip(w.split(SAMPLES), columns.split(SAMPLES, 1), x.split(SAMPLES), strict=True):
+        u[0].addmm_(rows * some, inputs, alpha=alpha)

@@ -74,6 +74,9 @@ class Lookup(Layer):
     def joint_shape(self) -> tuple[int, int, int]:
         return 1, self.weight_shape[1], self.weight_shape[0]
 
+    def form_over_places(self, x: Tensor, p: Tensor, others: int, recompute: bool | None) -> None:
+        return None
+
     def sample_gradients(
         self, x: Tensor, p: Tensor, *, others: int = 1, recompute: bool | None = None
     ) -> SampleGradients:

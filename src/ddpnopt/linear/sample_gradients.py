@@ -190,13 +190,15 @@ def output_pieces(layer: Layer, samples: int) -> list[tuple[int, int]]:
     return [(i, min(rows, O - i)) for i in range(0, O, rows)]
 
 
-def over_places(layer: Layer, x: Tensor, p: Tensor, others: int, recompute: bool | None) -> SampleGradients:
+def form_over_places(
+    layer: Layer, x: Tensor, p: Tensor, others: int, recompute: bool | None
+) -> type[Explicit] | type[ByPlaces]:
     """The cheapest form where the weights act at several places (pixels, tokens) of each sample."""
-    P = layer.rows(p).shape[1]
     _, O, J = layer.joint_shape
+    P = p[0].numel() // (layer.groups * O)
     # multiplications per sample: through the places, or through explicit weight gradients
     if others * P * P * (J + O) < O * J * (P + others):
-        return ByPlaces(layer, x, p)
+        return ByPlaces
     if recompute is None:
         recompute = prod(layer.weight_shape) > x[0].numel() + p[0].numel()
-    return (Recomputed if recompute else Explicit)(layer, x, p)
+    return Recomputed if recompute else Explicit

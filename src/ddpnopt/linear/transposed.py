@@ -55,6 +55,9 @@ class TransposedLinear(Linear):
     def split(self, joint: Tensor) -> Parts:
         return _turned(self.plain.split(joint))
 
+    def form_over_places(self, x: Tensor, p: Tensor, others: int, recompute: bool | None) -> None:
+        return None
+
     def sample_gradients(
         self, x: Tensor, p: Tensor, *, others: int = 1, recompute: bool | None = None
     ) -> SampleGradients:

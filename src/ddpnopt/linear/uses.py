@@ -51,6 +51,9 @@ class LinearUses(Linear):
     def patches(self, x: Tensor) -> Tensor:
         return super().patches(x[..., :-1])
 
+    def form_over_places(self, x: Tensor, p: Tensor, others: int, recompute: bool | None) -> None:
+        return None
+
     def sample_gradients(
         self, x: Tensor, p: Tensor, *, others: int = 1, recompute: bool | None = None
     ) -> SampleGradients:

@@ -116,16 +116,18 @@ class Playback:
             return [recording.arranged(output, k) for k, output in enumerate(visitor.outputs)]
         index = {record.model_layer.module: t for t, record in enumerate(recording.layers)}
         x: Tensor = recording.args[0]
+        unwatched: AbstractContextManager[Any] = torch._C.DisableTorchFunction() if self._images else nullcontext()
         with torch.no_grad(), self._conditions_of(recording, None), pooling:
             for module in modules:
                 t = index.get(module)
                 if t is None:
                     x = module(x)
                     continue
-                control(t, recording.layers[t].model_layer.state_of(x))
-                x = module.forward(x)
-                if observe is not None:
-                    observe(t, x)
+                with unwatched:  # by the mode of the pooling
+                    control(t, recording.layers[t].model_layer.state_of(x))
+                    x = module.forward(x)
+                    if observe is not None:
+                        observe(t, x)
         return [x]
 
     @contextmanager

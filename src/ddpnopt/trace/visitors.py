@@ -41,7 +41,7 @@ class Visitor:
         """Called with the input of a layer; may return a replacement."""
         t, use = self.enter(layer)
         if use == 0 and self.control is not None:
-            self._without_autocast(self.control, t, x, layer)
+            self._outside(self.control, t, x, layer)
         return None
 
     def enter(self, layer: ModelLayer) -> tuple[int, int | None]:
@@ -57,11 +57,12 @@ class Visitor:
         t = self.index.get(id(layer), -1)
         return t, None if t < 0 else self.uses[t].get(self.calls[t] - 1)
 
-    def _without_autocast(
+    def _outside(
         self, call: Callable[[int, Tensor], None], t: int, value: Tensor, read_by: ModelLayer | None = None
     ) -> None:
-        """Autocast, wherever it was enabled, applies to the model and not to the optimizer."""
-        with torch.autocast(self.device, enabled=False) if torch.is_autocast_enabled(self.device) else nullcontext():
+        """Autocast, and what watches the model's functions, applies to the model and not to the optimizer."""
+        autocast = torch.is_autocast_enabled(self.device)
+        with torch._C.DisableTorchFunction(), torch.autocast(self.device, enabled=False) if autocast else nullcontext():
             call(t, self.records[t].arranged(value if read_by is None else read_by.state_of(value)))
 
     def after(self, layer: ModelLayer, h: Tensor | None) -> Tensor | None:
@@ -70,7 +71,7 @@ class Visitor:
         if use == 0 and h is not None:
             self.visited.add(t)
             if self.observe is not None:
-                self._without_autocast(self.observe, t, h)
+                self._outside(self.observe, t, h)
         return None
 
     def touch(self, layer: ModelLayer) -> None:

@@ -141,7 +141,7 @@ class ScaleFree(Batch):
         if penalty is not None:
             steps.append((1.0, penalty))
         cost = [stage.balance.scale(l_u, 2)] if l_u is not None and self._cost.value > 0 else []
-        stage.prior, stage.l_u = [(share, step) for share, step in steps if share], None
+        stage.prior, stage.decay, stage.l_u = [(share, step) for share, step in steps if share], penalty, None
         return steps, cost
 
     def _effects_of(
@@ -174,8 +174,8 @@ class ScaleFree(Batch):
             mean = total / N
             count = stage.u[0].numel()
             n = count + stage.u[1].numel() if len(stage.u) > 1 else count
-            size = max(norm / max(1, count) ** 0.5, LEAST_SIZE)
-            stage.eta *= size * (n / mean) ** 0.5 if mean > 0 else 0.0
+            stage.size = _size(stage, norm / max(1, count) ** 0.5)
+            stage.eta *= stage.size * (n / mean) ** 0.5 if mean > 0 else 0.0
             self._etas.append(stage.eta)
             self._mean_diagonal += stage.eta * mean
         etas = self._leave_free(damping * self._mean_diagonal or 1.0)
@@ -219,7 +219,7 @@ class ScaleFree(Batch):
         self.m = self._ms = None
         self._cost.of_prior = 0.0
         for stage, system in zip(self._stages, self._systems, strict=True):
-            stage.prior, system.m = [], None
+            stage.prior, stage.decay, system.m = [], None, None
 
     @property
     def slope(self) -> float | None:
@@ -325,6 +325,18 @@ class ScaleFree(Batch):
         c = -(self.S @ (self.root * self._y))
         c = self._fraction * (c if self.m is None else c - self.m)
         return float(c.sum() + 0.5 * (self.L * c) @ c)
+
+
+def _size(stage: Stage, size: float) -> float:
+    """The root mean square of a layer's weights, for one that starts at zero no less than that of a usual start."""
+    least = stage.state.get("least_size")
+    if least is None:
+        least, weight = LEAST_SIZE, stage.u[0]
+        if size <= LEAST_SIZE and weight.dim():
+            inputs = weight.numel() / max(1, weight.shape[stage.layer.weight_dims[1]])
+            least = (3 * max(1.0, inputs)) ** -0.5  # of torch's linear and convolutional layers
+        stage.state["least_size"] = least
+    return max(size, least)
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:

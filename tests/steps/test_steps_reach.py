@@ -1,0 +1,90 @@
+"""No step changes a layer by more than a part of its size."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddpnopt import DDPNOpt
+from ddpnopt.ddp.step_length import GROWTH, REACH
+
+
+def plain(depth: int, width: int, activation: type[nn.Module]) -> nn.Sequential:
+    torch.manual_seed(0)
+    sizes = [8, *[width] * depth]
+    layers = [m for n_in, n_out in pairwise(sizes) for m in (nn.Linear(n_in, n_out), activation())]
+    return nn.Sequential(*layers, nn.Linear(width, 3))
+
+
+def batches(count: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 32, 8, generator=generator)
+    return [(each, each[:, :3].argmax(1)) for each in x]
+
+
+def spectral_norm(a: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(a, 2))
+
+
+@pytest.mark.parametrize(
+    ("depth", "width", "activation"),
+    [(15, 16, nn.Sigmoid), (20, 16, nn.Tanh), (3, 64, nn.ReLU), (1, 2, nn.ReLU)],
+    ids=["15 sigmoid layers", "20 tanh layers", "wide", "narrow"],
+)
+def test_no_step_changes_a_layer_by_more_than_a_part_of_its_size(
+    depth: int, width: int, activation: type[nn.Module]
+) -> None:
+    model = plain(depth, width, activation)
+    opt = DDPNOpt(model)
+    layers = [m for m in model if isinstance(m, nn.Linear)]
+    for x, y in batches(20):
+        before = [layer.weight.detach().clone() for layer in layers]
+        opt.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        opt.step()
+        for old, layer in zip(before, layers, strict=True):
+            m, n = old.shape
+            size = float(old.square().mean().sqrt()) * (m**0.5 + n**0.5)
+            assert spectral_norm(layer.weight.detach() - old) <= 1.001 * GROWTH * REACH * size
+
+
+def test_weights_stay_bounded_where_gradients_vanish() -> None:
+    model = plain(15, 16, nn.Sigmoid)
+    opt = DDPNOpt(model)
+    for x, y in batches(60):
+        opt.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        opt.step()
+    assert max(float(p.detach().abs().max()) for p in model.parameters()) < 10  # without a limit: hundreds
+
+
+def test_a_layer_that_starts_at_zero_leaves_it_as_fast_as_others_move() -> None:
+    losses = []
+    for zero in (False, True):
+        model = plain(2, 32, nn.ReLU)
+        if zero:
+            nn.init.zeros_(model[-1].weight)
+        opt = DDPNOpt(model)
+        for x, y in batches(40):
+            opt.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            opt.step()
+        losses.append(loss.item())
+    assert losses[1] < 1.5 * losses[0] + 0.05
+
+
+def test_strong_weight_decay_is_not_held_back() -> None:
+    """It asks for more than a part of each layer's size, and that is what the user has asked for."""
+    model = plain(2, 16, nn.ReLU)
+    opt = DDPNOpt(model, weight_decay=100.0)
+    start = model[0].weight.detach().norm()
+    for x, y in batches(20):
+        opt.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        opt.step()
+    assert model[0].weight.detach().norm() < 0.1 * start
