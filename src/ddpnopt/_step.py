@@ -25,7 +25,7 @@ from ddpnopt._value import (
     warn_uncertain,
 )
 from ddpnopt.ddp.loss import as_flat, total_loss
-from ddpnopt.ddp.penalty import Penalties, Penalty
+from ddpnopt.ddp.penalty import Penalties, is_penalty
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
@@ -71,7 +71,6 @@ class Step:
         self.updates: list[list[Tensor]] = []  # old minus new weights of the stages, where they have been judged
         self._gradient_sum = 0.0
         self.certain = True  # whether the loss after the step is that of the user, and not of a guess
-        self._share = 1.0  # of this process's samples in the batch loss
         self.loss_before: float | None = None  # None: nothing to judge the step by
         self.weights_before: dict[nn.Parameter, Tensor] = {}  # before the step, of parameters updated without feedback
         self._states: dict[nn.Parameter, dict[str, Any]] = {}  # before the step, of all parameters
@@ -106,7 +105,7 @@ class Step:
         elif recorded:
             self.known = opt._parameters.known_layers(capture.layers)
         own = self._own_parameters()
-        self.rest = [p for g in opt.param_groups for p in g["params"] if p.grad is not None and p not in own]
+        self.rest = [p for p in opt._parameters if p.grad is not None and p not in own]
         if not own and not self.rest:
             raise StepError("step() without a backward pass: call loss.backward() first.")
         if opt.feedback:
@@ -117,8 +116,8 @@ class Step:
             dead = [r.name for r in self.layers if r.p_h is not None and not r.p_h.any()]
             if 0 < len(dead) < len(self.layers):
                 opt._troubles.without_gradient(dead)
-        known = [p for layer in self.known for p in layer.parameters]
-        gradients = (*(record.p_h for record in self.layers), *(p.grad for p in (*self.rest, *known)))
+        others = *self.rest, *(p for layer in self.known for p in layer.parameters)
+        gradients = (*(record.p_h for record in self.layers), *(p.grad for p in others))
         self._gradient_sum = finite_sum([g for g in gradients if g is not None])
 
     def _take(self) -> tuple[Recording | None, Passes]:
@@ -167,13 +166,11 @@ class Step:
         if self.layers and not opt._capture.skip_weight_grads and (opt.feedback or unscaled):
             clipped = follow(recording, average, unscaled=unscaled)
             total = None if clipped is None or total is None else clipped * total
-        share = self._share = peers.share(recording.batch_size) if peers is not None and form.mean else 1.0
+        share = peers.share(recording.batch_size) if peers is not None and form.mean else 1.0
         if opt.feedback:
             find_penalties(self.layers, average, peers, share)
             if opt.form.scale_free:
-                for record in self.layers:
-                    if record.extra is not None and not Penalty.with_gradient(record.extra, record.parameters).exact:
-                        share_among_samples(record)
+                share_among_samples(self.layers, is_penalty)
                 self.penalties = Penalties.of([(r.extra, r.parameters) for r in self.layers if r.extra is not None])
                 total = self.penalties.taken_from(total)  # what is left is that of the outputs
             if opt._uses_losses:  # on the scale of the user's loss
@@ -301,7 +298,7 @@ class Step:
         assert recording is not None
         returned = true_loss(recording, outputs)
         if returned is not None:
-            return returned  # of which `scale` has taken this process's share
+            return returned
         if losses is None or not recording.used_outputs:
             return None
         if outputs is not None:

@@ -47,6 +47,11 @@ class Penalty:
         )
 
 
+def is_penalty(gradient: Parts, u: Sequence[Tensor]) -> bool:
+    """Whether a gradient is that of a penalty on the size of the weights."""
+    return Penalty.with_gradient(gradient, u).exact
+
+
 @dataclass(frozen=True)
 class Penalties:
     """Those of all layers, each with the layer's own weights."""

@@ -179,12 +179,14 @@ def find_penalties(layers: list[LayerRecord], average: Average, peers: Together 
             record.extra = peers.sum([e * share for e in extra])
 
 
-def share_among_samples(record: LayerRecord) -> None:
+def share_among_samples(layers: list[LayerRecord], is_penalty: Callable[[Parts, list[nn.Parameter]], bool]) -> None:
     """A term of the loss in a loose parameter alone, such as a log-determinant, as an equal part of each sample's loss.
 
     It pulls on the parameter without holding it, unlike a penalty on its size: it is no stage cost.
     """
-    if record.extra is None or record.p_h is None or not isinstance(record.layer, Given):
-        return
-    (extra,), record.extra = record.extra, None
-    record.p_h = record.p_h + extra.reshape(1, -1) / len(record.p_h)
+    for record in layers:
+        if record.extra is None or record.p_h is None or not isinstance(record.layer, Given):
+            continue
+        if not is_penalty(record.extra, record.parameters):
+            (extra,), record.extra = record.extra, None
+            record.p_h = record.p_h + extra.reshape(1, -1) / len(record.p_h)
