@@ -232,7 +232,8 @@ def is_derivative(recording: Recording) -> bool:
 def arrived_at_output(recording: Recording, index: int, grad: Tensor) -> None:
     if is_derivative(recording):
         return
-    _note_backward(recording)
+    if recording.layers:  # not in a pass of other weights (functional_call)
+        _note_backward(recording)
     q = recording.q[index]
     recording.q[index] = grad if q is None else q + grad
 
