@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "_value": [*BASE, "linear", "curvature", "ddp", "trace"],
     "_step_length": [*BASE, "linear", "ddp"],
     "_troubles": BASE,
+    "_capture_of": ["trace"],
     "_collect": [*BASE, "linear", "trace", "_value"],
     "_step": [
         *BASE, "linear", "curvature", "ddp", "trace", "_parameters", "_value", "_step_length", "_collect", "_troubles",
@@ -41,7 +42,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "optimizer": [
         *BASE, "_memory", "_options", "_averaging", "checkpoint",
         "linear", "curvature", "ddp", "trace", "_parameters", "_value", "_step", "_derivative_step",
-        "_troubles",
+        "_troubles", "_capture_of",
     ],
     "logging": [*BASE, "optimizer"],
     "control": ["errors", "_checks"],

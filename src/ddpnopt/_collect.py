@@ -17,6 +17,11 @@ from ddpnopt.trace.recording import Recording
 if TYPE_CHECKING:
     from ddpnopt.optimizer import DDPNOpt
 
+OUTSIDE = (
+    " No pass of model(...) was seen in this step: its layers were called one by one, or .grad was set by hand. Call "
+    "the model itself, model(inputs), for steps with feedback."
+)
+
 
 def one_recording(capture: Capture, form: ValueForm, *, feedback: bool) -> tuple[Recording | None, Passes]:
     """All passes as one: those of one backward pass that belong together, and the others as micro-batches.
@@ -40,6 +45,14 @@ def one_recording(capture: Capture, form: ValueForm, *, feedback: bool) -> tuple
     if len(recordings) > 1:
         return join(recordings), MicroBatches(capture)
     return recordings[0], capture
+
+
+def ran_unseen(opt: DDPNOpt) -> bool:
+    """Whether there are gradients of passes that went past model(...): all parameters are updated by them."""
+    arrivals = opt._capture.arrivals
+    if not opt.form.scale_free or arrivals.recordings or arrivals.differentiated:
+        return False
+    return opt._capture.unseen.has_new(opt._parameters)
 
 
 def is_chain(opt: DDPNOpt, passes: Passes, recording: Recording) -> bool:

@@ -154,7 +154,8 @@ class Parameters:
             decay = group_of[p]["weight_decay"]
             gradients.append(p.grad + decay * p.detach() if decay else p.grad)
         factors = [float(group_of[p]["lr"]) for p in parameters]
-        distance.step([p.detach() for p in parameters], gradients, [self.state[p] for p in parameters], factors)
+        values, gradients = _as_real([p.detach() for p in parameters]), _as_real(gradients)
+        distance.step(values, gradients, [self.state[p] for p in parameters], factors)
 
     def update_recorded(self, record: LayerRecord, peers: Peers, mean: bool) -> None:
         """Q_ux = 0 (Proposition 1) for a curvature that uses inputs and output gradients: KFAC or EKFAC on `.grad`."""
@@ -193,6 +194,11 @@ class Parameters:
         metric = curvature.observe(settings.state, seen)
         weights: list[Tensor] = list(parameters)
         descend(weights, settings.state, seen.q_u(), settings.lr, settings.momentum, curvature, metric, layer)
+
+
+def _as_real(tensors: list[Tensor]) -> list[Tensor]:
+    """Complex numbers as pairs of real ones, in the same memory."""
+    return [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
 
 
 def _check_alike(name: str, first: GroupDict, last: GroupDict) -> None:

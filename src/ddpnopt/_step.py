@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
-from ddpnopt._collect import is_chain, one_recording, why_open_loop
+from ddpnopt._collect import OUTSIDE, is_chain, one_recording, ran_unseen, why_open_loop
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
 from ddpnopt._step_length import accept_length, choose_fraction, keep_update, take_back_if_wrong, watches_slope
 from ddpnopt._troubles import DEAD_EVERY
@@ -22,11 +22,10 @@ from ddpnopt._value import (
     kind_of,
     per_sample,
     recognised_losses,
-    true_loss,
     warn_uncertain,
 )
 from ddpnopt.ddp.loss import as_flat, total_loss
-from ddpnopt.ddp.penalty import Penalties
+from ddpnopt.ddp.penalty import Penalties, is_penalty
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
@@ -35,7 +34,8 @@ from ddpnopt.errors import StepError
 from ddpnopt.linear.layer import add, in_precision
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
-from ddpnopt.trace.rescaling import Average, find_penalties, follow, penalty, scale
+from ddpnopt.trace.rescaling import Average, find_penalties, follow, penalty, scale, share_among_samples
+from ddpnopt.trace.scalar_outputs import change_of_scalars, true_loss
 
 if TYPE_CHECKING:
     from ddpnopt.optimizer import DDPNOpt
@@ -71,7 +71,6 @@ class Step:
         self.updates: list[list[Tensor]] = []  # old minus new weights of the stages, where they have been judged
         self._gradient_sum = 0.0
         self.certain = True  # whether the loss after the step is that of the user, and not of a guess
-        self._share = 1.0  # of this process's samples in the batch loss
         self.loss_before: float | None = None  # None: nothing to judge the step by
         self.weights_before: dict[nn.Parameter, Tensor] = {}  # before the step, of parameters updated without feedback
         self._states: dict[nn.Parameter, dict[str, Any]] = {}  # before the step, of all parameters
@@ -99,25 +98,26 @@ class Step:
     def _collect(self) -> None:
         opt, capture = self.opt, self.opt._capture
         recorded = opt.feedback or opt.curvature.watches({})
-        if capture.enabled:
+        unseen = self.group is None and ran_unseen(opt)
+        if capture.enabled and not unseen:
             self.recording, self.passes = self._take()
             self.layers = self.recording.layers if recorded and self.recording is not None else []
         elif recorded:
             self.known = opt._parameters.known_layers(capture.layers)
         own = self._own_parameters()
-        self.rest = [p for g in opt.param_groups for p in g["params"] if p.grad is not None and p not in own]
+        self.rest = [p for p in opt._parameters if p.grad is not None and p not in own]
         if not own and not self.rest:
             raise StepError("step() without a backward pass: call loss.backward() first.")
         if opt.feedback:
             opt.report.open_loop = [opt._names[p] for p in self.rest]
             if self.rest:
-                opt._parameters.warn_open_loop(opt.report.open_loop, why_open_loop(capture))
+                opt._parameters.warn_open_loop(opt.report.open_loop, OUTSIDE if unseen else why_open_loop(capture))
         if opt.feedback and opt.steps % DEAD_EVERY == DEAD_EVERY - 1:
             dead = [r.name for r in self.layers if r.p_h is not None and not r.p_h.any()]
             if 0 < len(dead) < len(self.layers):
                 opt._troubles.without_gradient(dead)
-        known = [p for layer in self.known for p in layer.parameters]
-        gradients = (*(record.p_h for record in self.layers), *(p.grad for p in (*self.rest, *known)))
+        others = *self.rest, *(p for layer in self.known for p in layer.parameters)
+        gradients = (*(record.p_h for record in self.layers), *(p.grad for p in others))
         self._gradient_sum = finite_sum([g for g in gradients if g is not None])
 
     def _take(self) -> tuple[Recording | None, Passes]:
@@ -166,10 +166,11 @@ class Step:
         if self.layers and not opt._capture.skip_weight_grads and (opt.feedback or unscaled):
             clipped = follow(recording, average, unscaled=unscaled)
             total = None if clipped is None or total is None else clipped * total
-        share = self._share = peers.share(recording.batch_size) if peers is not None and form.mean else 1.0
+        share = peers.share(recording.batch_size) if peers is not None and form.mean else 1.0
         if opt.feedback:
             find_penalties(self.layers, average, peers, share)
             if opt.form.scale_free:
+                share_among_samples(self.layers, is_penalty)
                 self.penalties = Penalties.of([(r.extra, r.parameters) for r in self.layers if r.extra is not None])
                 total = self.penalties.taken_from(total)  # what is left is that of the outputs
             if opt._uses_losses:  # on the scale of the user's loss
@@ -297,11 +298,11 @@ class Step:
         assert recording is not None
         returned = true_loss(recording, outputs)
         if returned is not None:
-            return returned * self._share
+            return returned
         if losses is None or not recording.used_outputs:
             return None
         if outputs is not None:
-            return total_loss(recording.used(outputs), losses)
+            return total_loss(recording.used(outputs), losses) + change_of_scalars(recording, outputs)
         assert self.sample_losses is not None
         return float(self.sample_losses.sum())
 

@@ -22,6 +22,7 @@ from ddpnopt.linear.given import Given
 from ddpnopt.trace.passes import are_linked, may_be_one, take_same_path
 from ddpnopt.trace.recording import Recording
 from ddpnopt.trace.replay import AtLayer
+from ddpnopt.trace.scalar_outputs import true_loss
 from ddpnopt.trace.visitors import Probe
 
 VALUES = ("batch", "outer", "full")
@@ -294,29 +295,6 @@ def _shared_out(total: float, found: list[tuple[Tensor, Tensor, torch.dtype]], m
 def _narrow(*tensors: Tensor | None) -> torch.dtype:
     """The narrowest precision among tensors."""
     return min((t.dtype for t in tensors if t is not None), key=lambda dtype: -torch.finfo(dtype).eps)
-
-
-def true_loss(recording: Recording, outputs: list[Tensor] | None = None) -> float | None:
-    """The batch loss where the model returns it itself, as one scalar output or several that were added up.
-
-    `outputs` are those of a replay, with the new weights; without them it is the loss of the recorded pass. None if
-    the loss was computed from other outputs.
-    """
-    parts = recording.parts or [recording]
-    used = [k for k, q in enumerate(recording.q) if q is not None]
-    if not used or any(part.outputs[k].dim() or part.q[k] is None for part in parts for k in used):
-        return None
-    total = 0.0
-    for k in used:
-        values = [part.outputs[k] for part in parts]
-        if outputs is not None:
-            new = outputs[recording.positions[k]]
-            values = list(new.reshape(-1))  # one for each micro-batch
-        for part, value in zip(parts, values, strict=True):
-            factor = part.q[k]
-            assert factor is not None
-            total += float(factor) * float(value)
-    return total
 
 
 def per_sample(losses: Losses) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpnopt._averaging import EVERY, Averaging
+from ddpnopt._capture_of import capture_of
 from ddpnopt._checks import require
 from ddpnopt._derivative_step import step_of
 from ddpnopt._distributed import OVERFLOW, Group, unwrap
@@ -29,10 +29,7 @@ from ddpnopt.ddp.trust import Trust
 from ddpnopt.errors import ModelError, NonFiniteError, OptionError, StepError
 from ddpnopt.report import Report
 from ddpnopt.trace.hooked_optimizer import HookedOptimizer
-from ddpnopt.trace.hooks import Capture
-from ddpnopt.trace.model_layers import check_devices, find_layers
-
-INPUT_GRADIENTS_FROM = 2**15  # weights: applying a smaller layer again is faster than recording its input gradient
+from ddpnopt.trace.model_layers import check_devices
 
 
 class DDPNOpt(HookedOptimizer):
@@ -167,6 +164,7 @@ class DDPNOpt(HookedOptimizer):
             given = {**coupled, "momentum": momentum or None, "open_loop_lr": open_loop_lr}
             refuse(given, "steps of automatic length: it needs lr, for example lr=3")
         self.form = ValueForm(value, terminal, mean=reduction == "mean", scale_free=scale_free, **settings)
+        self._free_of_scale = scale_free
         if lr is None:
             lr = 1.0 if scale_free else DEFAULT_LR
         chosen = [p for p in model.parameters() if p.requires_grad] if params is None else list(params)
@@ -194,18 +192,8 @@ class DDPNOpt(HookedOptimizer):
         self._parameters = Parameters(
             self.param_groups, self.state, self._names, self.curvature, feedback=feedback, coupled=value == "batch"
         )
-        # norms and embeddings have no Kronecker factors: they need a curvature that treats each parameter alone
-        joint = feedback and value != "full"
-        every_kind = joint and self.curvature.open_loop is self.curvature
-        layers = find_layers(model, set(self._parameters), frozenset(exclude), every_kind=every_kind)
-        input_gradients_from: float = INPUT_GRADIENTS_FROM if recompute is None else 0
-        if recompute or not feedback:
-            input_gradients_from = math.inf
-        self._capture = Capture(
-            model, layers, skip_weight_grads=feedback and not weight_grads, input_gradients_from=input_gradients_from,
-            reuse=joint, batch_dim=batch_dim,
-        )  # fmt: skip
-        self._capture.arrivals.couples = scale_free and feedback and not data_parallel
+        self._capturing = frozenset(exclude), weight_grads, batch_dim
+        self._capture = capture_of(self, *self._capturing)
         self._group = Group(None if data_parallel is True else data_parallel) if data_parallel else None
         if self._group is not None:
             self._group.broadcast(model)
@@ -302,6 +290,8 @@ class DDPNOpt(HookedOptimizer):
         super().add_param_group(param_group)
         if hasattr(self, "_parameters"):  # not yet while the base class adds the first ones
             self._parameters.check(self.param_groups[-1])
+            self._capture.remove()
+            self._capture = capture_of(self, *self._capturing)  # with the layers that are new
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

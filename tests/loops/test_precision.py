@@ -142,18 +142,36 @@ def test_clipping_without_a_scaler_is_followed() -> None:
     assert distance(a, b) < 1e-12
 
 
-def test_unscaling_what_is_not_there_says_what_to_set() -> None:
-    model = fcn().float()
-    before = weights(model)
-    opt = DDPNOpt(model)
-    scaler = GradScaler("cpu")
+def scaled_pass(model: nn.Module, opt: DDPNOpt, scaler: GradScaler, *, unscale: bool) -> None:
     x, y = vectors(8)
+    opt.zero_grad()
     with torch.autocast("cpu", torch.float16):
         loss = F.cross_entropy(model(x.float()), y)
     scaler.scale(loss).backward()
-    scaler.unscale_(opt)
+    if unscale:
+        scaler.unscale_(opt)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(opt)
+    scaler.update()
+
+
+def test_unscaling_before_a_step_without_a_learning_rate_changes_nothing() -> None:
+    a, b = twins(fcn().float())
+    before = weights(a)
+    one, two = DDPNOpt(a), DDPNOpt(b)
+    scalers = GradScaler("cpu", init_scale=256.0), GradScaler("cpu", init_scale=256.0)
+    for _ in range(5):
+        scaled_pass(a, one, scalers[0], unscale=True)
+        scaled_pass(b, two, scalers[1], unscale=False)
+    assert distance(a, before) > 0
+    assert distance(a, b) < 1e-4 * distance(a, before)
+
+
+def test_unscaling_what_is_not_there_says_what_to_set() -> None:
+    model = fcn().float()
+    before = weights(model)
     with pytest.raises(StepError, match="weight_grads=True"):
-        scaler.step(opt)
+        scaled_pass(model, DDPNOpt(model, lr=1.0), GradScaler("cpu"), unscale=True)
     assert same(model, before)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import cases_loops
 import cases_packages
 import cases_passes
+import cases_shapes
+import cases_strangers
 import cases_transformers
 from trial import CASES
 
-MODULES = (cases_transformers, cases_packages, cases_passes, cases_loops)
+MODULES = (cases_transformers, cases_packages, cases_passes, cases_loops, cases_shapes, cases_strangers)
 GROUPS = list(dict.fromkeys(entry.group for entry in CASES.values()))
 
 __all__ = ["CASES", "GROUPS", "MODULES"]

@@ -204,26 +204,10 @@ def test_a_second_step_on_the_same_gradients() -> None:
         opt.step()
 
 
-def test_step_after_two_backward_passes_through_one_forward_pass() -> None:
-    model = fcn()
-    opt = DDPNOpt(model, lr=0.1, value="outer")
-    before = weights(model)
-    x, y = vectors()
-    loss = F.cross_entropy(model(x), y)
-    loss.backward(retain_graph=True)
-    loss.backward()
-    with pytest.raises(StepError, match=r"2 backward passes.*zero_grad"):
-        opt.step()
-    assert same(before, model)
-
-
 def test_after_a_refused_step_the_next_one_works() -> None:
     model = fcn()
     opt = DDPNOpt(model, lr=0.1, value="outer")
-    x, y = vectors()
-    loss = F.cross_entropy(model(x), y)
-    loss.backward(retain_graph=True)
-    loss.backward()
+    model(vectors()[0])
     with pytest.raises(StepError):
         opt.step()
     before = weights(model)

@@ -29,7 +29,7 @@ def says_something(q: Tensor, weight: float, tol: float) -> bool:
 
 def is_round(factor: float, tol: float, first_digits: tuple[float, ...] = ()) -> bool:
     """Whether a factor is one that people write: 2, 0.05, 1/3, 1/32, …, or begins with one of the given digits."""
-    if not (math.isfinite(factor) and factor > 0):
+    if not 1e-300 < factor < 1e300:  # beyond that a power of two, or the inverse, is not a float
         return False
     digits, rel = (ROUND, tol / 10) if tol < 1e-3 else (COARSE, tol / 3)
     digits = first_digits or digits

@@ -22,10 +22,11 @@ class Penalty:
     exact: bool  # whether the gradient is that of such a penalty
 
     @classmethod
-    def with_gradient(cls, gradient: Parts, u: Parts) -> Penalty:
+    def with_gradient(cls, gradient: Parts, u: Sequence[Tensor]) -> Penalty:
         """The penalty whose gradient c1 sign(u) + c2 u is nearest to the given one."""
         factors, rest = [], []
         for g, w in zip(gradient, u, strict=True):
+            w = w.detach()
             basis = torch.stack([w.sign().flatten(), w.flatten()], 1).double()
             gram = basis.mT @ basis
             gram += 1e-12 * gram.diagonal().mean() * torch.eye(2, dtype=gram.dtype, device=gram.device)
@@ -44,6 +45,11 @@ class Penalty:
                 for c1, c2, w in zip(self.absolute, self.square, u, strict=True)
             )
         )
+
+
+def is_penalty(gradient: Parts, u: Sequence[Tensor]) -> bool:
+    """Whether a gradient is that of a penalty on the size of the weights."""
+    return Penalty.with_gradient(gradient, u).exact
 
 
 @dataclass(frozen=True)

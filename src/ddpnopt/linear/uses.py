@@ -11,13 +11,12 @@ derivatives, says whether the bias takes part:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddpnopt.linear.layer import Layer, Parts
+from ddpnopt.linear.layer import Parts
 from ddpnopt.linear.linear import Linear
 from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import Explicit, SampleGradients
@@ -29,14 +28,12 @@ Use = tuple[Tensor, Tensor, bool]
 
 
 @dataclass(frozen=True)
-class LinearUses(Layer):
+class LinearUses(Linear):
     """All uses of `nn.Linear` in one step as places of one layer."""
 
-    weight_shape: tuple[int, ...]
-    bias: bool
-    groups: int = 1
-    output_dim: ClassVar[int] = -1
-    feature_dims: ClassVar[tuple[int | None, int | None]] = (-1, -1)
+    @property
+    def mixes_features(self) -> bool:
+        return False
 
     def apply(self, x: Tensor, u: Parts) -> Tensor:
         h = F.linear(x[..., :-1], u[0].to(x.dtype))
@@ -52,16 +49,7 @@ class LinearUses(Layer):
         return [joint[:, :-1], joint[:, -1]] if self.bias else [joint[:, :-1]]
 
     def patches(self, x: Tensor) -> Tensor:
-        return x[..., :-1].reshape(len(x), -1, 1, x.shape[-1] - 1)
-
-    def rows(self, h: Tensor) -> Tensor:
-        return h.reshape(len(h), -1, 1, h.shape[-1])
-
-    def unrows(self, rows: Tensor) -> Tensor:
-        return rows.flatten(1)
-
-    def together(self, uses: list[Tensor]) -> Tensor:
-        return torch.cat([use.reshape(len(use), -1, use.shape[-1]) for use in uses], 1)
+        return super().patches(x[..., :-1])
 
     def form_over_places(self, x: Tensor, p: Tensor, others: int, recompute: bool | None) -> None:
         return None

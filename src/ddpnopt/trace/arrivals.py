@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ddpnopt.errors import StepError
 from ddpnopt.trace.backward_root import backward_root
-from ddpnopt.trace.compiled import compiler_is_loaded, let_compiled_code_see_hooks
 from ddpnopt.trace.layer_uses import settle
 from ddpnopt.trace.loss_terms import NotATermError, Run, Term, await_loss, stop_waiting, terms_of
 from ddpnopt.trace.parts import assign, masked
@@ -130,25 +129,12 @@ class Arrivals:
         """The recordings of all passes since the last step: the micro-batches of one batch."""
         found = list(self.recordings)
         if not found:
-            if compiler_is_loaded() and not self.seen_forward:
-                let_compiled_code_see_hooks()
-                raise StepError(
-                    "step() found no forward pass of the model. If the model is compiled, code that was compiled for "
-                    "another instance of its class has run, without hooks: from now on it is compiled again; run the "
-                    "pass again. Otherwise call model(inputs) with gradients enabled, then loss.backward()."
-                )
             raise StepError(
                 "step() without a backward pass since the last step: run a forward pass, model(inputs), and call "
                 "loss.backward() first."
                 if self.seen_forward
                 else "step() found no forward pass of the model. Call model(inputs) with gradients enabled, then "
                 "loss.backward(), before step(); layers called outside model(...) are not seen."
-            )
-        if len({id(recording) for recording in found}) < len(found):
-            raise StepError(
-                f"step() after {len(found)} backward passes of which two went through one forward pass: add the losses "
-                "and call backward() once, or run the forward pass again for the second; zero_grad() drops what has "
-                "arrived so far."
             )
         for recording in found:
             recording.add_loose()

@@ -57,8 +57,9 @@ def joint_batch(arrivals: Arrivals) -> JointBatch:
             "it is not a sum of squares, or of other losses that are zero at best, one for each sample"
             + (f" ({arrivals.not_terms})" if arrivals.not_terms else "")
         )
-    twice = len(arrivals.recordings) > len({id(each) for each in arrivals.recordings})
-    if twice or arrivals.incomplete or arrivals.hidden or not passes or not all(one.training for one in passes):
+    if any(one.repeated for one in passes):
+        raise UnjoinedError("several backward passes went through one forward pass")
+    if arrivals.incomplete or arrivals.hidden or not passes or not all(one.training for one in passes):
         raise UnjoinedError("")  # which is an error, or has its own message
     sets = _sets(passes, arrivals.terms)
     taking_part = _layers(passes)

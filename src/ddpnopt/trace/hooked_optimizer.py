@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ddpnopt.errors import OptionError
 from ddpnopt.trace.hooks import Capture
-from ddpnopt.trace.rescaling import scale, scaler_factor
+from ddpnopt.trace.rescaling import scale, scaler_factor, traced_factor
 from ddpnopt.trace.untouched import warn_of_change
 
 
@@ -35,6 +35,7 @@ class HookedOptimizer(torch.optim.Optimizer):
 
     _capture: Capture
     _loss_value: float | None = None  # of the loss, for the step that is being taken
+    _free_of_scale = False  # whether the length of a step does not depend on that of the gradient
     _step_supports_amp_scaling = True  # a GradScaler leaves it to step() to remove the loss scale
 
     def __getstate__(self) -> dict[str, Any]:
@@ -66,6 +67,7 @@ class HookedOptimizer(torch.optim.Optimizer):
         self._loss_value = loss_value(returned if loss is None else loss, given=loss is not None)
         if self._loss_value is None:
             self._loss_value = self._seen_loss()
+        self._make_dense()
         changed = self._capture.untouched.was_changed() and not hasattr(self, "found_inf")
         try:
             if not hasattr(self, "found_inf") or self._unscaled():  # set by a GradScaler
@@ -76,7 +78,15 @@ class HookedOptimizer(torch.optim.Optimizer):
         finally:
             self._loss_value = None
             self._capture.arrivals.clear()
+            self._capture.unseen.remember(p for group in self.param_groups for p in group["params"])
         return returned
+
+    def _make_dense(self) -> None:
+        """Sparse gradients (`nn.Embedding(sparse=True)` without feedback) as dense ones, which all sums here need."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and p.grad.is_sparse:
+                    p.grad = p.grad.to_dense()
 
     def _seen_loss(self) -> float | None:
         """The loss that backward() was called on, without the scale of a GradScaler."""
@@ -84,7 +94,8 @@ class HookedOptimizer(torch.optim.Optimizer):
         if total is None or getattr(self, "found_inf", None) is None:
             return total
         scale = getattr(self, "grad_scale", None)
-        return None if scale is None else total / float(scale)  # unscale_() has removed it: it is not known here
+        factor = self._factor_of_unscaling() if scale is None else 1 / float(scale)
+        return None if factor is None else total * factor
 
     def _attempt(self) -> None:
         self._step()
@@ -98,18 +109,33 @@ class HookedOptimizer(torch.optim.Optimizer):
         """Remove the scale of a GradScaler from all gradients; False after an overflow, when no step is taken."""
         if self._capture.untouched.is_all_of([p for g in self.param_groups for p in g["params"] if p.grad is not None]):
             self.found_inf: Any = 0  # as a sum over no gradients
-        factor = scaler_factor(self, weight_grads=not self._capture.skip_weight_grads)
+        unscaled = self._factor_of_unscaling()
+        factor = scaler_factor(self, weight_grads=unscaled is not None or not self._capture.skip_weight_grads)
         if factor is None:
             self._overflowed()
             return False
-        if factor != 1.0:
+        if unscaled is not None:  # `.grad` has it already
+            self._scale_recorded(unscaled)
+        elif factor != 1.0:
             grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
             if grads:
                 torch._foreach_mul_(grads, factor)
-            for recording in self._capture.arrivals.passes():
-                scale(recording, factor)
-            self._capture.arrivals.scale_terms(factor)
+            self._scale_recorded(factor)
         return True
+
+    def _factor_of_unscaling(self) -> float | None:
+        """What `scaler.unscale_` has multiplied `.grad` by, where clipping after it has no effect on a step."""
+        if (
+            not (self._free_of_scale and self._capture.skip_weight_grads)
+            or getattr(self, "grad_scale", None) is not None
+        ):
+            return None
+        return traced_factor(p for group in self.param_groups for p in group["params"])
+
+    def _scale_recorded(self, factor: float) -> None:
+        for recording in self._capture.arrivals.passes():
+            scale(recording, factor)
+        self._capture.arrivals.scale_terms(factor)
 
     def _overflowed(self) -> None:
         """A GradScaler has found an overflow in the scaled gradients: no step is taken."""

@@ -41,40 +41,10 @@ from ddpnopt.trace.recording import (
 )
 from ddpnopt.trace.replay import Playback, rng_state
 from ddpnopt.trace.rescaling import watch_overflow
+from ddpnopt.trace.sources import Asked, Source, source_of
+from ddpnopt.trace.unseen import Unseen
 from ddpnopt.trace.untouched import Untouched
 from ddpnopt.trace.weight_uses import WeightUses, can_be_noted
-
-
-class _Source(torch.autograd.Function):
-    """Lets a gradient arrive at h although nothing before it needs one; h is not a leaf, so in-place operations work.
-
-    The anchors make it a node of the graph; they get no gradient.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, h: Tensor, *anchors: Tensor) -> Tensor:
-        ctx.mark_dirty(h)
-        return h
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad
-        return (grad if wanted[0] else None, *[None] * (len(wanted) - 1))
-
-
-def _source_of(h: Tensor) -> tuple[Tensor, Tensor]:
-    """h, and the tensor whose gradient is that of h even if h is overwritten.
-
-    A linear layer on tokens returns a view of its product. An in-place operation on a view rewrites the history of its
-    base, and a hook on the view itself would never be called.
-    """
-    base = h._base
-    if base is None:
-        return h, h
-    if h.numel() == base.numel() and h.is_contiguous() and base.is_contiguous():
-        return h, base
-    copy = h.clone()
-    return copy, copy
 
 
 class _Hook:
@@ -146,7 +116,7 @@ class Capture(Intercepting):
         }
         super().__init__(model, layers, set() if input_gradients_from == inf else large, reuse=reuse)
         self.skip_weight_grads = skip_weight_grads
-        self.untouched = Untouched()
+        self.untouched, self.unseen = Untouched(), Unseen()
         self.enabled = True
         self.keep_outputs = True  # h itself until its gradient arrives: the ledger needs <p_h, h>
         self._without_grad: list[nn.Parameter] = []  # whose weight gradient is being skipped at the moment
@@ -156,6 +126,7 @@ class Capture(Intercepting):
         self.arrivals.arrange = self.arrangement
         self._serial = 0
         self._anchor = torch.empty(0, requires_grad=True)
+        self._anchor_node = self._anchor.view_as(self._anchor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
         self._input: Tensor | None = None  # of the layer that is running, if all uses of its weight are noted
         self.wrapper: nn.Module | None = None  # DistributedDataParallel around the model, in the last forward pass
         self.batch_norms: list[tuple[str, nn.Module]] = [
@@ -206,7 +177,7 @@ class Capture(Intercepting):
         if not recording.reads_variable:
             self._watch_loose(recording)
             return None
-        recording.anchor = self._anchor.view_as(self._anchor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        recording.anchor = self._anchor_node
         anchored = tree_map(self._anchored, args), tree_map(self._anchored, kwargs)
         self._watch_loose(recording)
         return anchored
@@ -215,7 +186,7 @@ class Capture(Intercepting):
         """A tensor whose gradient also goes to the anchor, which tells a loss's backward pass from `autograd.grad`."""
         if not (is_floating(value) and value.requires_grad):
             return value
-        return _Source.apply(value.clone(), self._anchor)  # type: ignore[no-untyped-call]
+        return Source.apply(value.clone(), self._anchor)  # type: ignore[no-untyped-call]
 
     def _end(self, _: None, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         self._leave(self)
@@ -326,17 +297,23 @@ class Capture(Intercepting):
         recomputed = recording is None and bool(self._without_grad)  # by activation checkpointing
         self._want_grads()
         if recomputed and h is not None and not h.requires_grad:
-            return _Source.apply(h, self._anchor)  # type: ignore[no-untyped-call]
+            return Source.apply(h, self._anchor)  # type: ignore[no-untyped-call]
         record = recording.layers[-1] if recording is not None and recording.layers else None
         if h is None or recording is None or record is None or record.model_layer is not model_layer:
             return None
         if record.noted is not None and self._input is not None:
             h, self._input = record.noted.apply(self._input, model_layer.weight, module._parameters["bias"]), None
         if self.wrapper is not None and record.skipped:  # it waits for all parameters, including the skipped ones
-            h = _Source.apply(h.clone() if h._is_view() else h, *model_layer.parameters)  # type: ignore[no-untyped-call]
+            h = Source.apply(h.clone() if h._is_view() else h, *model_layer.parameters)  # type: ignore[no-untyped-call]
+        elif record.skipped and self.untouched.steps_left and record.noted is None and not self.compiled:
+            h = h.clone() if h._is_view() and h.requires_grad else h if h.requires_grad else h.detach()
+            h = Asked.apply(h, *model_layer.parameters)  # type: ignore[no-untyped-call]
         elif not h.requires_grad:  # a first layer on constant input, its weight gradient skipped
-            h = _Source.apply(h.detach(), self._anchor)  # type: ignore[no-untyped-call]
-        h, source = _source_of(h)
+            h = Source.apply(h.detach(), self._anchor)  # type: ignore[no-untyped-call]
+        elif not self.skip_weight_grads and recording.anchor is None and not self.compiled:
+            h = Source.apply(h.clone() if h._is_view() else h, self._anchor)  # type: ignore[no-untyped-call]
+            recording.anchor = self._anchor_node  # from here on autograd.grad(…) by a weight is told from a loss
+        h, source = source_of(h)
         record.h_shape = h.shape
         if self.keep_outputs and (not record.moves or model_layer in self.input_gradients):
             record._h, record._version = h.detach(), h._version

@@ -172,7 +172,8 @@ class Uses(Watch):
 
     def _arrived(self, meeting: Meeting, gradient: Tensor) -> None:
         if not self.ignores():
-            meeting.gradient = gradient.reshape(meeting.out.shape)
+            gradient = gradient.reshape(meeting.out.shape)
+            meeting.gradient = gradient if meeting.gradient is None else meeting.gradient + gradient
 
     # -- the gradients of the samples ---------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ def _from_libraries(module: nn.Module, shape: tuple[int, ...], has_bias: bool) -
 def describe(module: nn.Module) -> Layer | None:
     """The affine map of a module, or None if it is not a supported layer with a trainable weight."""
     weight = module._parameters.get("weight")
-    if weight is None or not weight.requires_grad or nn.parameter.is_lazy(weight):
+    if weight is None or not weight.requires_grad or nn.parameter.is_lazy(weight) or weight.is_complex():
         return None
     bias = module._parameters.get("bias")
     has_bias = bias is not None and bias.requires_grad
@@ -80,7 +80,7 @@ def describe(module: nn.Module) -> Layer | None:
         return Linear(shape, has_bias)
     if forward is nn.Embedding.forward:
         assert isinstance(module, nn.Embedding)
-        plain = not module.sparse and module.max_norm is None and not module.scale_grad_by_freq
+        plain = module.max_norm is None and not module.scale_grad_by_freq
         return Lookup(shape, module.padding_idx) if plain else None
     if forward not in _CONVOLUTIONS:
         return describe_norm(module, weight, has_bias) or _from_libraries(module, shape, has_bias)
@@ -207,7 +207,7 @@ def _loose(
             if p is None or p in done or p not in mine or not p.requires_grad or nn.parameter.is_lazy(p):
                 continue
             done.add(p)
-            if not special and not excluded and p.numel():
+            if not special and not excluded and p.numel() and not p.is_complex():
                 full = f"{name}.{own}" if name else own
                 found.append(ModelLayer(full, Holder(p), Given(tuple(p.shape))))
     return found

@@ -48,7 +48,6 @@ class LayerRecord:
     later: Tensor | None = None  # the part of x that later uses, or times, read
     span: tuple[int, int] | None = None  # of the outputs that were computed; None: all
     layouts: list[Layout | None] = field(default_factory=lambda: [None])  # of each use: if not in dimension 0
-    arrivals: int = 0  # gradients that have arrived at p_h
     other_parts: list[tuple[int, Tensor]] = field(default_factory=list)  # p_h in further parts of the backward pass
     noted: WeightUses | None = None  # all uses of the weight, where derivatives may become part of the loss
     _h: Tensor | None = None
@@ -89,7 +88,7 @@ class Recording:
     q: list[Tensor | None] = field(default_factory=list)  # gradients at the outputs
     floating_outputs: int = 0  # how many there are, with or without gradient
     positions: list[int] = field(default_factory=list)  # of those outputs among all floating ones
-    backwards: int = 0  # how many backward passes have come through
+    repeated: bool = False  # whether several backward passes have come through since the last step
     parts: list[Recording] = field(default_factory=list)  # the micro-batches that this one was joined from
     passes: list[Recording] = field(default_factory=list)  # the forward passes that this one consists of, if several
     links: list[dict[int, int]] = field(default_factory=list)  # of each of them: which inputs are outputs before it
@@ -167,6 +166,14 @@ class Recording:
             tuple(q is not None for q in self.q),
         )
 
+    def forget_gradients(self) -> None:
+        """Forget an earlier backward pass, after which `zero_grad` or a step came."""
+        self.q, self.repeated = [None] * len(self.q), False
+        for record in self.layers:
+            record.p_h = record.p_x = record.p_h_dot_h = None
+        for meeting in self.loose.meetings if self.loose is not None else ():
+            meeting.gradient = None
+
     def check(self) -> None:
         """Raise an error if no step can be taken from this recording."""
         if not self.training:
@@ -225,22 +232,31 @@ def is_derivative(recording: Recording) -> bool:
 def arrived_at_output(recording: Recording, index: int, grad: Tensor) -> None:
     if is_derivative(recording):
         return
-    recording.q[index] = grad
+    if recording.layers:  # not in a pass of other weights (functional_call)
+        _note_backward(recording)
+    q = recording.q[index]
+    recording.q[index] = grad if q is None else q + grad
+
+
+def _note_backward(recording: Recording) -> None:
+    """At the first gradient of a backward pass: those of another one through the same pass add up, until a step."""
     task = torch._C._current_graph_task_id()
-    layers = recording.layers
-    if layers and task != recording.task and all(isinstance(record.layer, Given) for record in layers):
-        _note_backward(recording, task)  # no layer will do it: all parameters are loose
-
-
-def _note_backward(recording: Recording, task: int) -> None:
-    recording.backwards, recording.task = recording.backwards + 1, task
-    recording.arrivals.recordings.append(recording)
+    if task == recording.task:
+        return
+    recording.task = task
+    known = recording.arrivals.recordings
+    if any(each is recording for each in known):
+        recording.repeated |= not recording.arrivals.part
+    else:
+        recording.forget_gradients()
+        known.append(recording)
     recording.arrivals.see_root()
 
 
 def arrived_at_input(recording: Recording, record: LayerRecord, grad: Tensor) -> None:
     if not is_derivative(recording):
-        record.p_x = grad
+        _note_backward(recording)
+        record.p_x = grad if record.p_x is None else record.p_x + grad
 
 
 def arrived_at_layer(recording: Recording, record: LayerRecord, grad: Tensor) -> None:
@@ -250,9 +266,10 @@ def arrived_at_layer(recording: Recording, record: LayerRecord, grad: Tensor) ->
     if recording.arrivals.part:
         record.other_parts.append((recording.arrivals.part, p_h))
         return
-    record.arrivals += 1
-    if record.arrivals > recording.backwards:
-        _note_backward(recording, torch._C._current_graph_task_id())
+    _note_backward(recording)
+    if record.p_h is not None:
+        record.p_h, record.p_h_dot_h = record.p_h + p_h, None
+        return
     if record._h is not None:
         if record._h._version == record._version and p_h.dim() > 1:
             wide = torch.promote_types(p_h.dtype, torch.float32)  # a scaled loss would overflow half precision

@@ -7,17 +7,20 @@ gradients recorded by the hooks: a factor applied to the former must be applied 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddpnopt._distributed import Together
 from ddpnopt.errors import StepError
+from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import Parts, inner, norm
 from ddpnopt.trace.recording import LayerRecord, Recording, on_gradient
+
+TRACE = 2.0**-100  # left in `.grad`, far below any gradient: `unscale_` divides it by the scale, a power of two
 
 Average = Callable[[Parts], Parts]
 """How `.grad` was averaged over processes, by `DistributedDataParallel`, since it was computed here."""
@@ -50,11 +53,22 @@ def scaler_factor(optimizer: Any, *, weight_grads: bool) -> float | None:
 
 
 def mark_overflow(record: LayerRecord, grad: Tensor) -> None:
-    """Leave in `.grad`, where a GradScaler looks, a zero or (after an overflow) a NaN, on the smallest parameter."""
+    """Leave in `.grad` of the smallest parameter, where a GradScaler looks, a trace or (after an overflow) a NaN."""
     p = min(record.parameters, key=lambda p: p.numel())
     mark = (grad.sum(dtype=torch.float32) * 0).to(p.dtype)
     with torch.no_grad():
-        p.grad = torch.zeros_like(p) + mark if p.grad is None else p.grad + mark
+        p.grad = torch.full_like(p, TRACE) + mark if p.grad is None else p.grad + mark
+
+
+def traced_factor(parameters: Iterable[nn.Parameter]) -> float | None:
+    """What `scaler.unscale_` has multiplied `.grad` by, from the trace in it; None without a trace."""
+    for p in parameters:
+        if p.grad is None or not p.grad.numel():
+            continue
+        least, most = (float(a) for a in p.grad.aminmax())
+        if 0 < least == most < TRACE:
+            return least / TRACE
+    return None
 
 
 def watch_overflow(record: LayerRecord, h: Tensor) -> None:
@@ -163,3 +177,16 @@ def find_penalties(layers: list[LayerRecord], average: Average, peers: Together 
         if peers is not None and peers.extra:
             extra = record.extra or [p.new_zeros(p.shape) for p in record.parameters]
             record.extra = peers.sum([e * share for e in extra])
+
+
+def share_among_samples(layers: list[LayerRecord], is_penalty: Callable[[Parts, list[nn.Parameter]], bool]) -> None:
+    """A term of the loss in a loose parameter alone, such as a log-determinant, as an equal part of each sample's loss.
+
+    It pulls on the parameter without holding it, unlike a penalty on its size: it is no stage cost.
+    """
+    for record in layers:
+        if record.extra is None or record.p_h is None or not isinstance(record.layer, Given):
+            continue
+        if not is_penalty(record.extra, record.parameters):
+            (extra,), record.extra = record.extra, None
+            record.p_h = record.p_h + extra.reshape(1, -1) / len(record.p_h)

@@ -1,0 +1,222 @@
+"""Gradients that do not come from one backward pass through one call of the model."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddpnopt import DDPNOpt
+from ddpnopt.errors import OpenLoopWarning, StepError
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(16, 5), torch.randint(3, (16,))
+
+
+def close(a: nn.Module, b: nn.Module) -> None:
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+# -- several backward passes through one forward pass ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"lr": 0.1, "value": "outer"}, {"weight_grads": True}])
+def test_two_backward_passes_through_one_forward_pass_are_one_of_the_sum(options: dict[str, object]) -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    x, y = batch()
+    one, two = (DDPNOpt(each, **options) for each in (model, twin))  # type: ignore[arg-type]
+    for _ in range(3):
+        for each in (one, two):
+            each.zero_grad()
+        z = model(x)
+        F.cross_entropy(z, y).backward(retain_graph=True)
+        (0.1 * z.square().mean()).backward()
+        z = twin(x)
+        (F.cross_entropy(z, y) + 0.1 * z.square().mean()).backward()
+        one.step()
+        two.step()
+    close(model, twin)
+
+
+def test_zero_grad_between_two_backward_passes_drops_the_first() -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    x, y = batch()
+    one, two = DDPNOpt(model), DDPNOpt(twin)
+    z = model(x)
+    z.square().mean().backward(retain_graph=True)
+    one.zero_grad()
+    F.cross_entropy(z, y).backward()
+    F.cross_entropy(twin(x), y).backward()
+    one.step()
+    two.step()
+    close(model, twin)
+
+
+# -- autograd.grad by the weights --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_derivative_by_a_weight_names_the_way_out_which_works(create_graph: bool) -> None:
+    x, y = batch()
+    model = network()
+    opt = DDPNOpt(model)
+    with pytest.raises(StepError, match="weight_grads=True"):
+        torch.autograd.grad(F.cross_entropy(model(x), y), model[2].weight, create_graph=create_graph)
+    model = network()
+    opt = DDPNOpt(model, weight_grads=True)
+    losses = []
+    for _ in range(10):
+        loss = F.cross_entropy(model(x), y)
+        (g,) = torch.autograd.grad(loss, model[2].weight, create_graph=create_graph, retain_graph=True)
+        opt.zero_grad()
+        (loss + (0.01 * g.square().sum() if create_graph else 0.0)).backward()
+        opt.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_a_norm_of_gradients_by_the_weights_changes_nothing() -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    x, y = batch()
+    one, two = (DDPNOpt(each, weight_grads=True) for each in (model, twin))
+    for _ in range(3):
+        loss = F.cross_entropy(model(x), y)
+        torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+        for opt, each in ((one, loss), (two, F.cross_entropy(twin(x), y))):
+            opt.zero_grad()
+            each.backward()
+            opt.step()
+    close(model, twin)
+
+
+# -- passes that the hooks do not see ----------------------------------------------------------------------------------
+
+
+def test_layers_called_outside_of_the_model_are_trained_without_feedback_and_a_warning_says_so() -> None:
+    model = network()
+    x, y = batch()
+    opt = DDPNOpt(model)
+    before = F.cross_entropy(model(x), y).item()
+    F.cross_entropy(model[2](model[1](model[0](x))), y).backward()
+    with pytest.warns(OpenLoopWarning, match=r"Call the model itself, model\(inputs\)"):
+        opt.step()
+    for _ in range(30):
+        opt.zero_grad()
+        F.cross_entropy(model[2](model[1](model[0](x))), y).backward()
+        opt.step()
+    assert F.cross_entropy(model(x), y).item() < 0.7 * before
+
+
+def test_gradients_set_by_hand_are_used_once() -> None:
+    model = network()
+    x, y = batch()
+    opt = DDPNOpt(model)
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    found = torch.func.grad(lambda w: F.cross_entropy(torch.func.functional_call(model, w, (x,)), y))(weights)
+    for name, p in model.named_parameters():
+        p.grad = found[name]
+    with pytest.warns(OpenLoopWarning):
+        opt.step()
+    with pytest.raises(StepError):
+        opt.step()
+
+
+# -- kinds of parameters -----------------------------------------------------------------------------------------------
+
+
+class Spectral(nn.Module):
+    """A complex weight between two transforms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.weight = nn.Parameter(torch.randn(5, dtype=torch.cfloat))
+
+    def forward(self, x: Tensor) -> Tensor:
+        f = torch.fft.rfft(self.first(x)) * self.weight
+        found: Tensor = self.last(torch.fft.irfft(f, n=8))
+        return found
+
+
+class Bags(nn.Module):
+    """A sparse embedding with feedback, and one that has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.bag = nn.Embedding(9, 6, sparse=True), nn.EmbeddingBag(9, 6, sparse=True)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.last(self.one(ids).mean(1) + self.bag(ids))
+        return found
+
+
+@pytest.mark.filterwarnings("ignore::ddpnopt.errors.OpenLoopWarning")
+@pytest.mark.parametrize("weight_grads", [False, True])
+@pytest.mark.parametrize("kind", [Spectral, Bags])
+def test_complex_and_sparse_parameters_are_trained(kind: type[nn.Module], weight_grads: bool) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    x = torch.randn(16, 8) if kind is Spectral else torch.randint(9, (16, 4))
+    y = torch.randint(3, (16,))
+    opt = DDPNOpt(model, weight_grads=weight_grads)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    losses = []
+    for _ in range(40):
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    assert all(not torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
+def test_a_layer_in_a_new_parameter_group_gets_feedback() -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    x, y = batch()
+    opt = DDPNOpt(model)
+    F.cross_entropy(model(x), y).backward()
+    opt.step()
+    model[0].requires_grad_(True)
+    opt.add_param_group({"params": list(model[0].parameters())})
+    opt.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    opt.step()
+    assert opt.report.open_loop == []
+
+
+def test_a_term_in_a_loose_parameter_alone_is_a_part_of_each_samples_loss() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.log_scale = nn.Parameter(torch.zeros(2))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x * torch.exp(-self.log_scale), self.log_scale.sum()
+
+    torch.manual_seed(0)
+    model = Scaled()
+    x = 0.3 * torch.randn(64, 2)
+    opt = DDPNOpt(model)
+    for _ in range(300):
+        opt.zero_grad()
+        z, log_det = model(x)
+        (0.5 * z.square().sum(1).mean() + log_det + 3.0).backward()
+        opt.step()
+    torch.testing.assert_close(model.log_scale.exp(), x.square().mean(0).sqrt(), rtol=0.3, atol=0.05)
