@@ -11,6 +11,7 @@ from torch import Tensor
 from ddpnopt._checks import ADVICE, not_finite
 from ddpnopt.ddp.step_length import REACH, RESOLUTION, SHRINK, Evidence
 from ddpnopt.ddp.value import ScaleFree
+from ddpnopt.linear.layer import spectral_norm
 
 if TYPE_CHECKING:
     from ddpnopt._step import Step
@@ -70,23 +71,28 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
 
 
 def _share_changed(step: Step) -> float:
-    """By how much the step can have changed a layer as a map, relative to it: the largest over all layers.
+    """By how much the step has changed a layer as a map, relative to it: the largest share over all layers.
 
-    A matrix of m x n independent weights of size s has the spectral norm s (m^1/2 + n^1/2); that of an update is at
-    most its Frobenius norm, which it has where all samples agree. Weight decay may change a layer as much as it asks.
+    That is the spectral norm of the update over the one of a matrix of m x n independent weights of the layer's size s,
+    s (m^1/2 + n^1/2); the ratio of all weights where each output depends on its own (embeddings, norms, depthwise
+    convolutions). Weight decay may change a layer as much as it asks.
     """
     step.updates = _updates(step)
     changes = [update[0] for update in step.updates]
     for t, stage in enumerate(step.stages):
         if stage.decay is not None:
             changes[t] = changes[t].sub(stage.decay[0], alpha=stage.fraction)
-    norms = torch._foreach_norm(changes)
-    shares = []
-    for norm, stage in zip(torch.stack([n.double() for n in norms]).tolist(), step.stages, strict=True):
-        count = max(1, stage.u[0].numel())
-        outputs = stage.u[0].shape[stage.layer.weight_dims[1]] if stage.u[0].dim() else 1
-        shares.append(norm / (stage.size * (outputs**0.5 + (count / max(1, outputs)) ** 0.5)))
-    return max(shares, default=0.0)
+    norms = torch.stack([norm.double() for norm in torch._foreach_norm(changes)]).tolist()
+    largest = 0.0
+    for norm, change, stage in zip(norms, changes, step.stages, strict=True):
+        count, mixes = max(1, change.numel()), stage.layer.mixes_features and change.dim() > 1
+        outputs = stage.layer.weight_dims[1]
+        m = change.shape[outputs] if mixes else count
+        size = stage.size * (m**0.5 + (count / m) ** 0.5 if mixes else count**0.5)
+        if mixes and norm > max(largest, REACH) * size:  # the Frobenius norm is a bound, enough in most steps
+            norm = spectral_norm(change.movedim(outputs, 0).flatten(1))
+        largest = max(largest, norm / size)
+    return largest
 
 
 def _updates(step: Step) -> list[list[Tensor]]:

@@ -220,3 +220,12 @@ class Layer(ABC):
             joint[..., :-1].reshape(*lead, *self.weight_shape),
             joint[..., -1].reshape(*lead, self.weight_shape[0]),
         ]
+
+
+def spectral_norm(a: Tensor, rounds: int = 4) -> float:
+    """The largest singular value of a matrix by power iteration, from below: within a few percent."""
+    a = a if a.dtype.itemsize >= 4 else a.float()
+    v = a[int(torch.linalg.vector_norm(a, dim=1).argmax())].conj()
+    for _ in range(rounds):
+        v = a.mH @ (a @ (v / torch.linalg.vector_norm(v)))
+    return float(torch.linalg.vector_norm(v)) ** 0.5
