@@ -121,7 +121,7 @@ def bert() -> Trial:
     return Trial(model, lambda a, b: model(input_ids=a, labels=b).loss, split(8, *masked(tokens())))
 
 
-@case("BERT, classification with dropout", TEXT, needs=NEEDS)
+@case("BERT, classification with dropout", TEXT, needs=NEEDS, steps=80)
 def bert_classes() -> Trial:
     from transformers import BertConfig, BertForSequenceClassification
 
