@@ -122,7 +122,7 @@ def test_a_layer_used_again_and_again_has_feedback_and_trains() -> None:
 
     model = Loop()
     opt = DDPNOpt(model)
-    found = steps(opt, lambda: F.cross_entropy(model(vectors()[0]), vectors()[1]), 12)
+    found = steps(opt, lambda: F.cross_entropy(model(vectors()[0]), vectors()[1]), 40)
     assert opt.report.open_loop == []
     assert found[-1] < 0.5 * found[0]
 

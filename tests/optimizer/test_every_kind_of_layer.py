@@ -239,7 +239,7 @@ def test_with_the_full_form_norms_are_trained_by_the_base_optimizer() -> None:
     assert opt.report.open_loop == ["1.weight", "1.bias"]
 
 
-@pytest.mark.parametrize("option", [{"sparse": True}, {"max_norm": 1.0}, {"scale_grad_by_freq": True}])
+@pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}])
 def test_an_embedding_with_a_gradient_or_a_forward_of_its_own_kind_is_no_layer(option: dict[str, Any]) -> None:
     from ddpnopt.trace.model_layers import describe
 

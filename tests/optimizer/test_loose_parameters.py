@@ -371,7 +371,7 @@ def test_a_model_of_loose_parameters_alone_is_trained_with_feedback() -> None:
     opt = DDPNOpt(model)
     x = (torch.rand(16, 1, 6, 6) > 0.5).to(torch.get_default_dtype())
     losses = []
-    for _ in range(20):
+    for _ in range(60):
         opt.zero_grad()
         loss = nn.functional.binary_cross_entropy_with_logits(model(x), x)
         loss.backward()
