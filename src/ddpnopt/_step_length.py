@@ -75,13 +75,10 @@ def _share_changed(step: Step) -> float:
 
     That is the spectral norm of the update over the one of a matrix of m x n independent weights of the layer's size s,
     s (m^1/2 + n^1/2); the ratio of all weights where each output depends on its own (embeddings, norms, depthwise
-    convolutions). Weight decay may change a layer as much as it asks.
+    convolutions).
     """
     step.updates = _updates(step)
     changes = [update[0] for update in step.updates]
-    for t, stage in enumerate(step.stages):
-        if stage.decay is not None:
-            changes[t] = changes[t].sub(stage.decay[0], alpha=stage.fraction)
     norms = torch.stack([norm.double() for norm in torch._foreach_norm(changes)]).tolist()
     largest = 0.0
     for norm, change, stage in zip(norms, changes, step.stages, strict=True):

@@ -78,13 +78,15 @@ def test_a_layer_that_starts_at_zero_leaves_it_as_fast_as_others_move() -> None:
     assert losses[1] < 1.5 * losses[0] + 0.05
 
 
-def test_strong_weight_decay_is_not_held_back() -> None:
-    """It asks for more than a part of each layer's size, and that is what the user has asked for."""
-    model = plain(2, 16, nn.ReLU)
-    opt = DDPNOpt(model, weight_decay=100.0)
-    start = model[0].weight.detach().norm()
-    for x, y in batches(20):
+def test_layers_that_weight_decay_has_made_small_can_grow_again() -> None:
+    """A layer counts as no smaller than it was at its start."""
+    model = plain(2, 32, nn.ReLU)
+    opt = DDPNOpt(model, weight_decay=1e-2)
+    losses = []
+    for x, y in batches(150):
         opt.zero_grad()
-        F.cross_entropy(model(x), y).backward()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
         opt.step()
-    assert model[0].weight.detach().norm() < 0.1 * start
+        losses.append(loss.item())
+    assert sum(losses[-10:]) / 10 < 0.6  # about 1.1 where the limit follows the decay

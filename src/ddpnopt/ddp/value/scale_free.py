@@ -141,7 +141,7 @@ class ScaleFree(Batch):
         if penalty is not None:
             steps.append((1.0, penalty))
         cost = [stage.balance.scale(l_u, 2)] if l_u is not None and self._cost.value > 0 else []
-        stage.prior, stage.decay, stage.l_u = [(share, step) for share, step in steps if share], penalty, None
+        stage.prior, stage.l_u = [(share, step) for share, step in steps if share], None
         return steps, cost
 
     def _effects_of(
@@ -219,7 +219,7 @@ class ScaleFree(Batch):
         self.m = self._ms = None
         self._cost.of_prior = 0.0
         for stage, system in zip(self._stages, self._systems, strict=True):
-            stage.prior, stage.decay, system.m = [], None, None
+            stage.prior, system.m = [], None
 
     @property
     def slope(self) -> float | None:
@@ -328,10 +328,10 @@ class ScaleFree(Batch):
 
 
 def _size(stage: Stage, size: float) -> float:
-    """The root mean square of a layer's weights, for one that starts at zero no less than that of a usual start."""
+    """The root mean square of a layer's weights, and no less than at their start, or than that of a usual start."""
     least = stage.state.get("least_size")
     if least is None:
-        least, weight = LEAST_SIZE, stage.u[0]
+        least, weight = max(size, LEAST_SIZE), stage.u[0]
         if size <= LEAST_SIZE and weight.dim():
             inputs = weight.numel() / max(1, weight.shape[stage.layer.weight_dims[1]])
             least = (3 * max(1.0, inputs)) ** -0.5  # of torch's linear and convolutional layers
