@@ -187,8 +187,8 @@ class OwnTask:
                 raise returned("batches", self.batches, source, "batches: use yield, or return a list or a DataLoader")
             if isinstance(source, tuple) and all(isinstance(part, Tensor) for part in source):
                 raise TaskError(
-                    f"`batches` is a tuple of {len(source)} tensors{place(self.batches)}, and each of them would be a batch: "
-                    "yield the tuple, or put it into a list."
+                    f"`batches` is a tuple of {len(source)} tensors{place(self.batches)}, and each of them would be a "
+                    "batch: yield the tuple, or put it into a list."
                 )
             iterator = iter(source)
         while True:
