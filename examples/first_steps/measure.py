@@ -89,7 +89,7 @@ def main(out: Path) -> None:
                     means = [fmean(row[key] for row in rows) for key in ("train", "validation", "fraction")]
                     line = [task, name, int(rows[0]["step"]), *(f"{mean:.3g}" for mean in means)]
                     table.writerow(line)
-                    print(*line)
+                    print(*line, flush=True)
 
 
 if __name__ == "__main__":
