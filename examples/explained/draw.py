@@ -131,7 +131,7 @@ def one_step() -> Figure:
     forms: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("SGD", QUIET, {"feedback": False}),
         ("DDPNOpt without the second forward pass", PLAIN, {"closed_loop": False}),
-        ("DDPNOpt(model)", OURS, {}),
+        ("DDPNOpt", OURS, {}),
     )
     made, (axes,) = figure(width=6.4, height=3.7)
     model, before = half_trained(x, y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import torch
@@ -45,7 +46,7 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(self.letters(text) + self.places(places))))
 
 
-def main(steps: int = 200, out: Path | None = None, length: int = 32) -> str:
+def main(steps: int = 400, out: Path | None = None, length: int = 32) -> str:
     torch.manual_seed(0)
     text = LICENCE.read_text(encoding="utf-8")
     alphabet = sorted(set(text))
@@ -63,13 +64,12 @@ def main(steps: int = 200, out: Path | None = None, length: int = 32) -> str:
     opt.eval()
     written = data[None, :length]
     with torch.no_grad():
-        for _ in range(90):
+        for _ in range(150):
             written = torch.cat([written, model(written[:, -length:])[:, -1].argmax(-1, keepdim=True)], 1)
     sample = "".join(alphabet[i] for i in written[0, length:])
     if out is not None:
         with picture(out / "gallery-gpt", "Character-level GPT: loss, and what it writes", losses, 1) as [axis]:
-            lines = [sample[i : i + 30] for i in range(0, len(sample), 30)]
-            axis.text(0, 0.5, "\n".join(line.replace("\n", " ") for line in lines), family="monospace", va="center")
+            axis.text(0, 0.5, textwrap.fill(sample, 34), family="monospace", va="center")
     return sample
 
 

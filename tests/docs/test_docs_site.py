@@ -47,7 +47,8 @@ def test_the_pages_ask_nothing_of_the_network(site: Path) -> None:
 
 
 def test_everything_the_readme_links_to_exists() -> None:
-    links = re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#]+)", text) + re.findall(r'<img src="([^"]+)"', text)
     local = [link for link in links if "://" not in link]
     assert local
     assert [link for link in local if not (ROOT / link).exists()] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -68,6 +69,23 @@ def test_a_case_of_trouble_shows_its_symptom_and_can_be_drawn(name: str, load, t
     log = draw.run(name, 40, tmp_path)
     assert name in [each.name for each in symptoms(log)]
     assert draw.draw(name, log, tmp_path).stat().st_size > 5000
+
+
+def test_the_first_steps_are_measured_for_every_method_on_both_tasks(
+    load,  # type: ignore[no-untyped-def]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measure = load("first_steps", "measure")
+    monkeypatch.setattr(measure, "SHOWN", (1, 3))
+    monkeypatch.setattr(measure, "SEEDS", 1)
+    measure.main(tmp_path)
+    with (tmp_path / "first-steps.csv").open(encoding="utf-8", newline="") as file:
+        rows = [(row["task"], row["method"], row["step"]) for row in csv.DictReader(file)]
+    with (ROOT / "results" / "first-steps" / "first-steps.csv").open(encoding="utf-8", newline="") as file:
+        kept = {(row["task"], row["method"]) for row in csv.DictReader(file)}
+    assert {row[:2] for row in rows} == kept
+    assert len(rows) == 2 * len(kept)
 
 
 def test_every_symptom_has_a_case_and_a_picture(load) -> None:  # type: ignore[no-untyped-def]

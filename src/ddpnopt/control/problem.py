@@ -31,7 +31,8 @@ class Problem:
         stage_cost: l_t(x, u), likewise.
         terminal_cost: phi(x).
         horizon: T. May be left out when `dynamics` or `stage_cost` is a sequence.
-        lower, upper: control limits: a number, an (m,) or (T, m) tensor, or a sequence of T tensors (m_t,).
+        lower: lower limits of the controls: a number, an (m,) or (T, m) tensor, or a sequence of T tensors (m_t,).
+        upper: upper limits, likewise.
     """
 
     dynamics: StageFunction | Sequence[StageFunction]

@@ -106,7 +106,19 @@ def test_an_interrupted_comparison_goes_on_with_the_run_that_was_missing(file: P
         (
             "cross_entropy(model(inputs), labels)",
             "cross_entropy(model(inputs[:, :3]), labels)",
-            ("RuntimeError", "return F.cross_entropy(model(inputs[:, :3])"),
+            (
+                "RuntimeError",
+                "return F.cross_entropy(model(inputs[:, :3])",
+                "in the layer `0`, Linear(in_features=20",
+                "a batch: tuple of 2 (float32 tensor of shape (50, 20), int64 tensor of shape (50,))",
+            ),
+        ),
+        ("def loss(model, batch):", "def loss(batch, model):", ("called with the model, Sequential, and a batch",)),
+        ("    return nn.Sequential(", "    nn.Sequential(", ("it returned None", "is a `return` missing?")),
+        (
+            "    for rows in torch.randperm(1000, generator=generator).split(50):\n        yield x[rows], y[rows]",
+            "    return x, y",
+            ("`batches` is a tuple of 2 tensors", "yield the tuple, or put it into a list"),
         ),
         (
             "cross_entropy(model(inputs), labels)",
@@ -122,7 +134,7 @@ def test_an_interrupted_comparison_goes_on_with_the_run_that_was_missing(file: P
         ("    return nn.Sequential(", "    return list, nn.Sequential(", ("`model` must return a torch.nn.Module",)),
         ("nn.Linear(64, 2))", "nn.Linear(64, 2)).requires_grad_(False)", ("no parameters to train",)),
         ("yield x[rows], y[rows]", "pass", ("`batches` must return batches: use yield",)),
-        ("split(50)", "split(50)[:0]", ("`batches` gave no batch",)),
+        ("split(50)", "split(50)[:0]", ("`batches` gave no batch", "are the data empty")),
         (
             "return 100 * (model(x[1000:]).argmax(1) == y[1000:]).float().mean()",
             "return 'good'",

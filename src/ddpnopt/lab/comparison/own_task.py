@@ -51,15 +51,20 @@ class OwnProblem:
                     return
             if given == before:
                 again = "gave no batch" if given == 0 else f"ended after {given} batches and then gave none"
+                advice = (
+                    "Are the data empty, or fewer than a batch, and the last batch is dropped?"
+                    if given == 0
+                    else "Let it be a function that makes them again, or something that can be gone through again, "
+                    "such as a DataLoader."
+                )
                 raise TaskError(
                     f"`batches` {again}{place(self.task.batches)}: {self.task.steps} steps need as many batches. "
-                    "Let it be a function that yields batches, or something that can be gone through again, such as a "
-                    "DataLoader."
+                    f"{advice}"
                 )
 
     def loss(self, batch: Any) -> Tensor:
         """The user's loss; where the weights are not finite, an error is the optimizer's and not the user's."""
-        with called("loss", self.task.loss, unless=self._diverged):
+        with called("loss", self.task.loss, unless=self._diverged, model=self.model, batch=batch):
             found = self.task.loss(self.model, batch)
         if not isinstance(found, Tensor):
             raise returned("loss", self.task.loss, found, "a tensor with one number, to call backward on")
@@ -180,6 +185,11 @@ class OwnTask:
             source = _call_batches(self.batches, generator) if callable(self.batches) else self.batches
             if not isinstance(source, Iterable):
                 raise returned("batches", self.batches, source, "batches: use yield, or return a list or a DataLoader")
+            if isinstance(source, tuple) and all(isinstance(part, Tensor) for part in source):
+                raise TaskError(
+                    f"`batches` is a tuple of {len(source)} tensors{place(self.batches)}, and each of them would be a "
+                    "batch: yield the tuple, or put it into a list."
+                )
             iterator = iter(source)
         while True:
             with called("batches", self.batches):

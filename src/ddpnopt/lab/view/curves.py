@@ -48,7 +48,8 @@ def panels(log: RunLog) -> list[CurvePanel]:
             log,
             "fraction",
             "Fraction of the loss asked for",
-            "What a step tries to remove. It falls when batches disagree or when the network is strongly curved.",
+            "What a step tries to remove. Small in the first steps; later it falls when batches disagree or when the "
+            "network is strongly curved.",
             {"fraction": "fraction"},
             logarithmic=True,
         ),
@@ -63,9 +64,9 @@ def panels(log: RunLog) -> list[CurvePanel]:
         _panel(
             log,
             "counters",
-            "Repeated, undone and skipped steps, so far",
-            "Repeated: made again, shorter, because the loss of the batch would have risen too much. Undone: given up. "
-            "Skipped: something was not finite.",
+            "Repeated, undone, skipped steps",
+            "How many so far. Repeated: made again, shorter, because the loss of the batch would have risen too much, "
+            "or a layer would have changed too much. Undone: given up. Skipped: something was not finite.",
             COUNTERS if any(log.final(name) for name in COUNTERS) else {},
         ),
         CurvePanel(
