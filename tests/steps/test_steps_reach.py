@@ -80,13 +80,13 @@ def test_a_layer_that_starts_at_zero_leaves_it_as_fast_as_others_move() -> None:
 
 def test_layers_that_weight_decay_has_made_small_can_grow_again() -> None:
     """A layer counts as no smaller than it was at its start."""
-    model = plain(2, 32, nn.ReLU)
+    model = plain(3, 32, nn.ReLU)
     opt = DDPNOpt(model, weight_decay=1e-2)
     losses = []
-    for x, y in batches(150):
+    for x, y in batches(100):
         opt.zero_grad()
         loss = F.cross_entropy(model(x), y)
         loss.backward()
         opt.step()
         losses.append(loss.item())
-    assert sum(losses[-10:]) / 10 < 0.6  # about 1.1 where the limit follows the decay
+    assert sum(losses[-10:]) / 10 < 0.7  # 1.03 where the limit follows the decay
