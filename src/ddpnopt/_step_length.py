@@ -121,5 +121,7 @@ def keep_update(step: Step) -> None:
     assert step.recording is not None
     for state in step.opt.state.values():  # a layer that took no part has nothing left to do from this step
         state.pop("update", None)
-    for update, record in zip(step.updates or _updates(step), step.recording.layers, strict=True):
+    for update, stage, record in zip(step.updates or _updates(step), step.stages, step.recording.layers, strict=True):
+        if stage.decay is not None:  # it asks for its own part again at the next step
+            update = [part.sub(decay, alpha=stage.fraction) for part, decay in zip(update, stage.decay, strict=True)]
         step.opt.state[record.parameters[0]]["update"] = update

@@ -75,3 +75,23 @@ def test_a_squared_error_is_separated_from_a_penalty() -> None:
         (3 * F.mse_loss(model(x), t) + 0.01 * sum(p.abs().sum() for p in model.parameters())).backward()
         opt.step()
         assert opt.report.loss == "squared_error"
+
+
+@pytest.mark.parametrize("decay", [1e-3, 1e-2])
+def test_the_memory_of_a_step_is_without_its_weight_decay(decay: float) -> None:
+    """The decay asks for its part anew in each step: remembered, it would act several times."""
+    x = torch.randn(100, 32, 10, generator=torch.Generator().manual_seed(0))
+    y = x[..., :3].argmax(-1)
+    ends = []
+    for automatic in (True, False):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
+        sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=decay)
+        opt = DDPNOpt(model, weight_decay=decay) if automatic else sgd
+        for inputs, labels in zip(x, y, strict=True):
+            opt.zero_grad()
+            F.cross_entropy(model(inputs), labels).backward()
+            opt.step()
+        cost = sum(0.5 * decay * float(p.detach().square().sum()) for p in model.parameters())
+        ends.append(float(F.cross_entropy(model(x.flatten(0, 1)), y.flatten()).detach()) + cost)
+    assert ends[0] < ends[1]

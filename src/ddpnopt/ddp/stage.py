@@ -41,6 +41,7 @@ class Stage:
     later: Tensor | None = None  # the part of x of later uses, of a layer that runs several times in one pass
     balance: Balance | None = None  # the variables that the per-sample gradients and d are in, if not u itself
     prior: list[tuple[float, Parts]] = field(default_factory=list)  # factors and steps (with the sign of a gradient)
+    decay: Parts | None = None  # the one of them that goes down the stage cost alone
     fraction: float = 1.0  # of the prior that the step takes
     size: float = 1.0  # root mean square of the weights, where eta is relative to it
     changed: bool = field(default=False, init=False)  # whether `weights` differ from u

@@ -141,7 +141,7 @@ class ScaleFree(Batch):
         if penalty is not None:
             steps.append((1.0, penalty))
         cost = [stage.balance.scale(l_u, 2)] if l_u is not None and self._cost.value > 0 else []
-        stage.prior, stage.l_u = [(share, step) for share, step in steps if share], None
+        stage.prior, stage.decay, stage.l_u = [(share, step) for share, step in steps if share], penalty, None
         return steps, cost
 
     def _effects_of(
@@ -219,7 +219,7 @@ class ScaleFree(Batch):
         self.m = self._ms = None
         self._cost.of_prior = 0.0
         for stage, system in zip(self._stages, self._systems, strict=True):
-            stage.prior, system.m = [], None
+            stage.prior, stage.decay, system.m = [], None, None
 
     @property
     def slope(self) -> float | None:
