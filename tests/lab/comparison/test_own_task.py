@@ -134,7 +134,7 @@ def test_an_interrupted_comparison_goes_on_with_the_run_that_was_missing(file: P
         ("    return nn.Sequential(", "    return list, nn.Sequential(", ("`model` must return a torch.nn.Module",)),
         ("nn.Linear(64, 2))", "nn.Linear(64, 2)).requires_grad_(False)", ("no parameters to train",)),
         ("yield x[rows], y[rows]", "pass", ("`batches` must return batches: use yield",)),
-        ("split(50)", "split(50)[:0]", ("`batches` gave no batch", "are the data empty")),
+        ("split(50)", "split(50)[:0]", ("`batches` gave no batch", "Are the data empty")),
         (
             "return 100 * (model(x[1000:]).argmax(1) == y[1000:]).float().mean()",
             "return 'good'",
