@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 
 import torch
@@ -57,3 +57,16 @@ def weights(model: nn.Module) -> Tensor:
 def apart(a: Tensor, b: Tensor) -> float:
     """The largest difference, relative to the largest number."""
     return ((a - b).abs().max() / b.abs().max()).item()
+
+
+def losses_of(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], opt: DDPNOpt | None = None) -> list[float]:
+    opt = opt or DDPNOpt(model)
+    losses = []
+    for x, y in batches:
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+        assert weights(model).isfinite().all()
+    return losses

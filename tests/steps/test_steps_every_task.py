@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 import torch
 import torch.nn.functional as F
-from step_runs import classes, relu_network, weights
+from step_runs import classes, losses_of, relu_network, weights
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt, NonFiniteError
@@ -17,19 +15,6 @@ Batch = tuple[Tensor, Tensor]
 
 def learnable(scale: float = 1.0, steps: int = 40) -> list[Batch]:
     return [(scale * x, (x[:, 0] > 0).long()) for x, _ in classes(steps=4, samples=16)] * (steps // 4)
-
-
-def losses_of(model: nn.Module, batches: Iterable[Batch], opt: DDPNOpt | None = None) -> list[float]:
-    opt = opt or DDPNOpt(model)
-    losses = []
-    for x, y in batches:
-        opt.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        opt.step()
-        losses.append(loss.item())
-        assert weights(model).isfinite().all()
-    return losses
 
 
 @pytest.mark.parametrize(("scale", "steps"), [(1.0, 40), (1e4, 120), (1e-2, 80), (1e-4, 120)])

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
+from step_runs import losses_of
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
@@ -54,11 +55,7 @@ def test_no_step_changes_a_layer_by_more_than_a_part_of_its_size(
 
 def test_weights_stay_bounded_where_gradients_vanish() -> None:
     model = plain(15, 16, nn.Sigmoid)
-    opt = DDPNOpt(model)
-    for x, y in batches(60):
-        opt.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        opt.step()
+    losses_of(model, batches(60))
     assert max(float(p.detach().abs().max()) for p in model.parameters()) < 10  # without a limit: hundreds
 
 
@@ -68,25 +65,12 @@ def test_a_layer_that_starts_at_zero_leaves_it_as_fast_as_others_move() -> None:
         model = plain(2, 32, nn.ReLU)
         if zero:
             nn.init.zeros_(model[-1].weight)
-        opt = DDPNOpt(model)
-        for x, y in batches(40):
-            opt.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            opt.step()
-        losses.append(loss.item())
+        losses.append(losses_of(model, batches(40))[-1])
     assert losses[1] < 1.5 * losses[0] + 0.05
 
 
 def test_layers_that_weight_decay_has_made_small_can_grow_again() -> None:
     """A layer counts as no smaller than it was at its start."""
     model = plain(3, 32, nn.ReLU)
-    opt = DDPNOpt(model, weight_decay=1e-2)
-    losses = []
-    for x, y in batches(100):
-        opt.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        opt.step()
-        losses.append(loss.item())
+    losses = losses_of(model, batches(100), DDPNOpt(model, weight_decay=1e-2))
     assert sum(losses[-10:]) / 10 < 0.7  # 1.03 where the limit follows the decay
