@@ -11,7 +11,7 @@ from torch import Tensor
 from ddpnopt._checks import ADVICE, not_finite
 from ddpnopt.ddp.step_length import REACH, RESOLUTION, SHRINK, Evidence
 from ddpnopt.ddp.value import ScaleFree
-from ddpnopt.linear.layer import spectral_norm
+from ddpnopt.linear.layer import spectral_norm, stacked
 
 if TYPE_CHECKING:
     from ddpnopt._step import Step
@@ -79,7 +79,7 @@ def _share_changed(step: Step) -> float:
     """
     step.updates = _updates(step)
     changes = [update[0] for update in step.updates]
-    norms = torch.stack([norm.double() for norm in torch._foreach_norm(changes)]).tolist()
+    norms = stacked(torch._foreach_norm(changes)).tolist()
     largest = 0.0
     for norm, change, stage in zip(norms, changes, step.stages, strict=True):
         count, mixes = max(1, change.numel()), stage.layer.mixes_features and change.dim() > 1

@@ -15,6 +15,7 @@ P is 1 for `nn.Linear` on (B, n) inputs, the number of tokens on (B, tokens, n),
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from copy import copy
 from math import prod
 from typing import TYPE_CHECKING, ClassVar, overload
@@ -229,3 +230,10 @@ def spectral_norm(a: Tensor, rounds: int = 4) -> float:
     for _ in range(rounds):
         v = a.mH @ (a @ (v / torch.linalg.vector_norm(v)))
     return float(torch.linalg.vector_norm(v)) ** 0.5
+
+
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """One tensor, in the widest precision."""
+    if len({t.dtype for t in tensors}) > 1:
+        tensors = [t.double() for t in tensors]
+    return torch.stack(list(tensors))

@@ -21,7 +21,6 @@ Weight decay and penalties enter m as well (`ddp.value.stage_cost`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -36,7 +35,7 @@ from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.value.batch import TOGETHER, Batch, Solver, System
 from ddpnopt.ddp.value.coupling import Coupling
 from ddpnopt.ddp.value.stage_cost import LEAST_SIZE, CostChange, penalty_step
-from ddpnopt.linear.layer import Parts, per_sample_dot
+from ddpnopt.linear.layer import Parts, per_sample_dot, stacked
 from ddpnopt.linear.metric import IDENTITY, Metric
 from ddpnopt.linear.sample_gradients import Sums
 
@@ -166,9 +165,9 @@ class ScaleFree(Batch):
         else:
             k = torch.stack([torch.vdot(self.L, K.diagonal()) for K in grams])
         norms = torch._foreach_norm([stage.u[0] for stage in self._stages])
-        sizes = _stacked(norms).tolist()
+        sizes = stacked(norms).tolist()
         if self._repeated:
-            self._slope = -float(_stacked(self._repeated).sum())
+            self._slope = -float(stacked(self._repeated).sum())
         N = len(self.L)
         for stage, total, norm in zip(self._stages, k.tolist(), sizes, strict=True):
             mean = total / N
@@ -337,10 +336,3 @@ def _size(stage: Stage, size: float) -> float:
             least = (3 * max(1.0, inputs)) ** -0.5  # of torch's linear and convolutional layers
         stage.state["least_size"] = least
     return max(size, least)
-
-
-def _stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """One tensor, in the widest precision."""
-    if len({t.dtype for t in tensors}) > 1:
-        tensors = [t.double() for t in tensors]
-    return torch.stack(list(tensors))
