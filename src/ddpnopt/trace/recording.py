@@ -145,6 +145,7 @@ class Recording:
             if isinstance(record.layer, Given) and p is not None:
                 record.p_h, record.x = p, p.new_ones(B, 1)
                 record.h_shape, record.x_version = p.shape, record.x._version
+        self.loose.forget()
         self.loose = None
 
     def finish(self) -> None:
