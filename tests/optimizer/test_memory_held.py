@@ -25,17 +25,19 @@ def _seeded() -> Iterator[None]:
 
 
 class UNet(nn.Module):
-    """Features of the way down are joined on the way up, behind a transposed convolution."""
+    """Features of the way down are joined on the way up, behind transposed convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.down, self.bottom = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 3, 3, padding=1)
-        self.lift, self.up = nn.ConvTranspose2d(3, 2, 2, 2), nn.Conv2d(4, 1, 3, padding=1)
+        self.down1, self.down2 = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 3, 3, padding=1)
+        self.lift2, self.up2 = nn.ConvTranspose2d(3, 2, 2, 2), nn.Conv2d(5, 2, 3, padding=1)
+        self.lift1, self.up1 = nn.ConvTranspose2d(2, 2, 2, 2), nn.Conv2d(4, 1, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        skip = torch.relu(self.down(x))
-        h = self.lift(torch.relu(self.bottom(F.max_pool2d(skip, 2))))
-        found: Tensor = self.up(torch.cat([h, skip], 1))
+        first = torch.relu(self.down1(x))
+        second = torch.relu(self.down2(F.max_pool2d(first, 2)))
+        h = torch.relu(self.up2(torch.cat([self.lift2(F.max_pool2d(second, 2)), second], 1)))
+        found: Tensor = self.up1(torch.cat([self.lift1(h), first], 1))
         return found
 
 
