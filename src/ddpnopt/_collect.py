@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from ddpnopt._checks import listed
-from ddpnopt._value import Passes, ValueForm, belong_together
+from ddpnopt._value import Losses, Passes, ValueForm, are_certain, belong_together
 from ddpnopt.linear.given import Given
 from ddpnopt.trace.derivatives import leave_noted
 from ddpnopt.trace.hooks import Capture
@@ -17,6 +19,7 @@ from ddpnopt.trace.recording import Recording
 if TYPE_CHECKING:
     from ddpnopt.optimizer import DDPNOpt
 
+INSIDE = 0.1  # of the loss: what the outputs leave over is looked at from here on
 OUTSIDE = (
     " No pass of model(...) was seen in this step: its layers were called one by one, or .grad was set by hand. Call "
     "the model itself, model(inputs), for steps with feedback."
@@ -56,15 +59,36 @@ def ran_unseen(opt: DDPNOpt) -> bool:
 
 
 def is_chain(opt: DDPNOpt, passes: Passes, recording: Recording) -> bool:
-    """Whether each layer reads only the layer before it; found out once for each sequence of layers."""
+    """Whether each layer reads only the layer before it; found out once for each sequence of layers.
+
+    Where it reads other samples there, too, its inputs do not show which sample's loss the layers before have changed.
+    """
     chains, key = opt._chains, recording.signature
     if key not in chains:
         several = bool(recording.passes) or any(
             len(r.uses) > 1 or r.later is not None or isinstance(r.layer, Given) for r in recording.layers
         )
-        chains[key] = not several and all(probe.off_chain(recording) is None for probe in passes.probes(recording))
+        probes = [] if several else passes.probes(recording)
+        chains[key] = not several and all(probe.off_chain(recording) is None for probe in probes)
+        if chains[key] and not passes.batch_norms:  # which mix little
+            chains[key] = not any(probe.mixes_samples() for probe in probes)
         opt._capture.keep_outputs = not all(chains.values())
     return chains[key]
+
+
+def not_at_outputs(losses: Losses, found: Tensor, total: float | None, capture: Capture, recording: Recording) -> float:
+    """The part of the loss that belongs to activations inside the model; zero where it is small or not known.
+
+    What the outputs leave over may also be a constant, or the loss of another model: the gradients tell.
+    """
+    if total is None or recording.parts or not recording.used_outputs or not are_certain(losses):
+        return 0.0
+    rest = total - float(found.sum()) - sum(loss.minimum() for _, loss in losses)
+    if not rest > INSIDE * total:
+        return 0.0
+    if capture.from_outputs is None:
+        capture.from_outputs = capture.come_from_outputs(recording)
+    return 0.0 if capture.from_outputs else rest
 
 
 def why_open_loop(capture: Capture) -> str:

@@ -11,19 +11,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
-from ddpnopt._collect import OUTSIDE, is_chain, one_recording, ran_unseen, why_open_loop
+from ddpnopt._collect import OUTSIDE, is_chain, not_at_outputs, one_recording, ran_unseen, why_open_loop
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
 from ddpnopt._step_length import accept_length, choose_fraction, keep_update, take_back_if_wrong, watches_slope
 from ddpnopt._troubles import DEAD_EVERY
-from ddpnopt._value import (
-    Losses,
-    Passes,
-    are_certain,
-    kind_of,
-    per_sample,
-    recognised_losses,
-    warn_uncertain,
-)
+from ddpnopt._value import Losses, Passes, are_certain, kind_of, per_sample, recognised_losses, warn_uncertain
 from ddpnopt.ddp.loss import as_flat, total_loss
 from ddpnopt.ddp.penalty import Penalties, is_penalty
 from ddpnopt.ddp.stage import Displacement, Stage
@@ -59,6 +51,7 @@ class Step:
         self.losses: Losses | None = None
         self.sample_losses: Tensor | None = None  # (B,)
         self.penalties = Penalties()  # on the weights, of steps without a learning rate
+        self.inside = 0.0  # a part of the loss that is computed from activations inside the model, not from its outputs
         self.stages: list[Stage] = []
         self.policies: Policies = []
         self.value: ValueFunction
@@ -186,6 +179,9 @@ class Step:
                 if share != 1.0:
                     self.losses = [(z, loss.scaled(share)) for z, loss in self.losses]
                 self.sample_losses = per_sample(self.losses)
+                if form.scale_free and peers is None and all(record.extra is None for record in self.layers):
+                    self.inside = not_at_outputs(self.losses, self.sample_losses, total, opt._capture, recording)
+                    self.sample_losses = self.sample_losses + self.inside / recording.batch_size
         if share != 1.0:
             scale(recording, share)
 
@@ -213,7 +209,8 @@ class Step:
         for attempt in range(ATTEMPTS):
             if attempt:
                 opt.report.shortened += attempt == 1
-                self.passes.retrace(recording)  # the last sweep has freed what was recorded
+                if not self.inside:
+                    self.passes.retrace(recording)  # the last sweep has freed what was recorded
             yield fraction * self.shorter
 
     def plan(self, fraction: float) -> None:
@@ -244,7 +241,8 @@ class Step:
                     record.later if record.later is None else in_precision(record.later, x.dtype),
                 )
             )  # fmt: skip
-            record.free()
+            if not self.inside:  # else the outputs would not give the gradients again
+                record.free()
         del p_h, p_x, x  # the stages have them, and free them on the way
         scale = float(peers.batch(recording.batch_size)) if opt.form.mean else 1.0
         self.policies = backward_pass(self.stages, self.value, opt.curvature, scale)
@@ -299,7 +297,7 @@ class Step:
         returned = true_loss(recording, outputs)
         if returned is not None:
             return returned
-        if losses is None or not recording.used_outputs:
+        if losses is None or not recording.used_outputs or self.inside:
             return None
         if outputs is not None:
             return total_loss(recording.used(outputs), losses) + change_of_scalars(recording, outputs)

@@ -173,3 +173,49 @@ def large_targets() -> Trial:
     model = mlp(5, 1)
     x = torch.randn(64, 5)
     return Trial(model, lambda x, t: F.mse_loss(model(x), t), split(16, x, 1e4 * x[:, :1].sin() + 5e4))
+
+
+class Activations(nn.Module):
+    """Keeps its activations for a penalty that the loss adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(10, 32), nn.Linear(32, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.first = torch.relu(self.a(x))
+        self.second = torch.relu(self.b(self.first))
+        found: Tensor = self.out(self.second)
+        return found
+
+
+@case("penalties on activations inside the model", STRANGERS)
+def penalised_activations() -> Trial:
+    model = Activations()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y) + 5 * model.first.abs().mean() + 5 * model.second.square().mean()
+
+    return Trial(model, loss, split(16, *vectors()))
+
+
+class Neighbours(nn.Module):
+    """A graph as a matrix, its nodes as samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(10, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor, matrix: Tensor) -> Tensor:
+        found: Tensor = matrix @ self.b(torch.relu(matrix @ self.a(x)))
+        return found
+
+
+@case("a graph as a dense matrix, half of the nodes with labels", STRANGERS, steps=60)
+def dense_graph() -> Trial:
+    model = Neighbours()
+    x, y = vectors()
+    matrix = ((y[:, None] == y) & (torch.rand(len(y), len(y)) < 0.2)).float() + torch.eye(len(y))
+    matrix = matrix / matrix.sum(1, keepdim=True)
+    half = len(y) // 2
+    return Trial(model, lambda x, y, m: F.cross_entropy(model(x, m)[:half], y[:half]), [(x, y, matrix)])

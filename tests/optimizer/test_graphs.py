@@ -260,3 +260,32 @@ def test_batch_norm_goes_with_every_terminal_curvature(terminal: str) -> None:
         step(model, opt, loss_of(x, y))
         losses.append(F.cross_entropy(model(x), y).item())
     assert losses[-1] < losses[0]
+
+
+class Nodes(nn.Module):
+    """The rows are nodes of one graph: each layer reads a mean over neighbours."""
+
+    def __init__(self, neighbours: Tensor) -> None:
+        super().__init__()
+        self.a, self.b, self.neighbours = nn.Linear(5, 6), nn.Linear(6, 3), neighbours
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.neighbours @ self.a(x))
+        found: Tensor = self.neighbours @ self.b(h)
+        return found
+
+
+def test_where_samples_are_mixed_between_layers_a_small_step_does_what_is_predicted() -> None:
+    x, y = vectors(12)
+    neighbours = torch.rand(12, 12).pow(3)
+    model = Nodes(neighbours / neighbours.sum(1, keepdim=True))
+    opt = DDPNOpt(model, diagnostics=True)
+    opt.param_groups[0]["lr"] = 1e-3
+    for _ in range(3):
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x)[:6], y[:6])  # the other nodes have no label
+        loss.backward()
+        opt.step()
+        assert opt.report.predicted is not None
+        after = float(F.cross_entropy(model(x)[:6], y[:6]).detach())
+        assert after - float(loss.detach()) == pytest.approx(opt.report.predicted, rel=0.01)

@@ -131,7 +131,7 @@ class Arrivals:
         if not found:
             raise StepError(
                 "step() without a backward pass since the last step: run a forward pass, model(inputs), and call "
-                "loss.backward() first."
+                "loss.backward() first, without inputs=…, which does not reach the layers."
                 if self.seen_forward
                 else "step() found no forward pass of the model. Call model(inputs) with gradients enabled, then "
                 "loss.backward(), before step(); layers called outside model(...) are not seen."

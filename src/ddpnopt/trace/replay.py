@@ -21,6 +21,8 @@ from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import Recording
 from ddpnopt.trace.visitors import Cut, Probe, Tape, Visitor
 
+ALIKE = 0.05  # relative difference of gradients up to which they are taken for the same, in any precision
+
 AtLayer = Callable[[int, Tensor], None]
 """Called with the index of a layer and its input or output."""
 
@@ -52,6 +54,7 @@ class Playback:
         self.model, self.layers = model, layers
         self.input_gradients = input_gradients  # layers whose gradient at the input, p_x, is recorded
         self._visitor: Visitor | None = None
+        self.from_outputs: bool | None = None  # whether all gradients come from the outputs, once that has been asked
         self._images = any(len(each.layer.weight_shape) == 4 for each in layers)  # whether there may be pooling
         self._modules = {each.module for each in layers}
         self._loose = {each.weight: each for each in layers if isinstance(each.layer, Given)}
@@ -217,6 +220,16 @@ class Playback:
             record.x, record.p_h, record.p_h_dot_h = together(record.layer, uses), at_output, None
             record.later = later(record.model_layer, uses)
             record.p_x = at_input if record.model_layer in self.input_gradients else None
+
+    def come_from_outputs(self, recording: Recording) -> bool:
+        """Whether the recorded gradients are those of the outputs: no part of the loss begins inside the model."""
+        with self._taped(recording) as tape:
+            used = [(z, q) for z, q in zip(tape.at(recording.positions), recording.q, strict=True) if q is not None]
+            p_h = tape.back([z for z, _ in used], [q for _, q in used])[0]
+        return all(
+            r.p_h is None or float((p - r.p_h).norm()) <= ALIKE * float(r.p_h.norm())
+            for p, r in zip(p_h, recording.layers, strict=True)
+        )
 
     def pull_back(
         self, recording: Recording, index: int, columns: Tensor

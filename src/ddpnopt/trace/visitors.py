@@ -225,3 +225,17 @@ class Probe:
             if self.sources(x) != ({min(t, T) - 1} if t else set()):
                 return min(t, T)
         return None
+
+    def mixes_samples(self) -> bool:
+        """Whether, in a chain, what a layer reads of some samples depends on others (a graph with nodes as samples)."""
+        half, inputs = len(self.leaves[0]) // 2, self.inputs[1:]
+        if not half or not inputs:
+            return False
+        cotangents = []
+        for x in inputs:
+            # different for each number: a sum of normalised ones would not depend on anything
+            cotangents.append(torch.linspace(1, 2, x.numel()).to(x).view_as(x))
+            cotangents[-1][half:] = 0
+        leaves = self.leaves[: len(inputs)]
+        found = torch.autograd.grad(inputs, leaves, cotangents, retain_graph=True, allow_unused=True)
+        return any(g is not None and bool(g[half:].any()) for g in found)
