@@ -18,7 +18,7 @@ from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import Layer, Parts, in_precision, per_sample_dot, scale_samples, symmetric_product
 from ddpnopt.linear.linear import Linear, add_weighted
 from ddpnopt.linear.metric import IDENTITY, Metric
-from ddpnopt.linear.sample_gradients import ByPlaces, Explicit, Recomputed, SampleGradients, Sums, output_pieces
+from ddpnopt.linear.sample_gradients import ByPlaces, Explicit, SampleGradients, Sums, output_pieces
 
 EMPTY = torch.empty(0)
 
@@ -30,23 +30,7 @@ class BalancedGradients(Sums, Protocol):
         """K = P_u' M^-1 P_u, (B, B), and <p_u[i], step> of each step, (B,): its effect on each sample's loss."""
 
 
-def balanced_gradients(
-    layer: Layer, x: Tensor, p: Tensor, balance: Balance, *, others: int, recompute: bool | None
-) -> BalancedGradients:
-    """The form with the least work for inputs x and output gradients p."""
-    if type(layer) is Linear and x.dim() == 2:
-        return OuterProducts(layer, x, p, balance)
-    form = layer.form_over_places(x, p, others, recompute)
-    if form is Explicit:
-        return Stored(layer, x, p, balance)
-    if form is Recomputed:
-        return Repeated(layer, x, p, balance)
-    if form is ByPlaces:
-        return Tokens(layer, x, p, balance)
-    return InBalance(layer, x, p, balance, others, recompute)
-
-
-class _SummedUp:
+class SummedUp:
     """Forms whose sum is materialised before it is added."""
 
     def combine(self, w: Tensor) -> Parts:
@@ -60,7 +44,7 @@ class _SummedUp:
             weight.add_(part, alpha=alpha)
 
 
-class _OneGradient(_SummedUp):
+class OneGradient(SummedUp):
     """Forms that keep inputs and output gradients, and compute a sum by one weighted gradient of the layer."""
 
     def __init__(self, layer: Layer, x: Tensor, p: Tensor, balance: Balance) -> None:
@@ -103,7 +87,7 @@ class OuterProducts:
         add_weighted(u, w, self.raised_x, self.raised_p, alpha)
 
 
-class Stored(_SummedUp):
+class Stored(SummedUp):
     """Explicit gradients in balanced variables, made when they are coupled."""
 
     def __init__(self, layer: Layer, x: Tensor, p: Tensor, balance: Balance) -> None:
@@ -123,7 +107,7 @@ class Stored(_SummedUp):
         return self.balance.scale(self._inside.combine(w))
 
 
-class Repeated(_OneGradient):
+class Repeated(OneGradient):
     """Explicit gradients that are freed at once: the effects are computed while they are there."""
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
@@ -153,7 +137,7 @@ class Repeated(_OneGradient):
         return K, effects
 
 
-class Tokens(_OneGradient):
+class Tokens(OneGradient):
     """Inner products through the places, on inputs and output gradients in balanced variables, which are not kept."""
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
@@ -162,7 +146,7 @@ class Tokens(_OneGradient):
         return ByPlaces(layer, self.balance.inputs(x), self.balance.outputs(p)).gram(IDENTITY), effects
 
 
-class InBalance(_SummedUp):
+class InBalance(SummedUp):
     """Any other form, on inputs and output gradients in balanced variables."""
 
     def __init__(
@@ -179,7 +163,7 @@ class InBalance(_SummedUp):
         return self.balance.scale(self.inside.combine(w))
 
 
-class Scaled(_SummedUp):
+class Scaled(SummedUp):
     """Sums of gradients that are in balanced variables already."""
 
     def __init__(self, inside: SampleGradients, balance: Balance) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp.balance import Balance
-from ddpnopt.ddp.balanced import BalancedGradients, Stored, balanced_gradients
+from ddpnopt.ddp.balanced import BalancedGradients, Stored
+from ddpnopt.ddp.balanced_forms import balanced_gradients
 from ddpnopt.linear.layer import Layer, Parts, add, in_precision, per_sample_dot
 from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import Explicit, SampleGradients, Sums

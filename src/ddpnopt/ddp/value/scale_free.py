@@ -90,7 +90,7 @@ class ScaleFree(Batch):
 
     def _balance(self, stage: Stage) -> None:
         if stage.balance is None:
-            stage.balance = balanced(stage.layer, stage.x, stage.p_h[0], stage.state, stage.peers)
+            stage.balance = balanced(stage.layer, stage.x, stage.p_h[0], stage.state, stage.peers, stage.name)
 
     def couple(self, stage: Stage, metric: Metric) -> tuple[Sums, Solver]:
         self._balance(stage)

@@ -1,0 +1,34 @@
+"""Which form the per-sample gradients of a layer have in balanced variables: the one with the least work."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ddpnopt.ddp.balance import Balance, Mixing
+from ddpnopt.ddp.balanced import BalancedGradients, InBalance, OuterProducts, Repeated, Stored, Tokens
+from ddpnopt.ddp.sketched import Sketched, SketchedProducts, is_large
+from ddpnopt.linear.convolution import Conv
+from ddpnopt.linear.layer import Layer
+from ddpnopt.linear.linear import Linear
+from ddpnopt.linear.sample_gradients import ByPlaces, Explicit, Recomputed
+
+
+def balanced_gradients(
+    layer: Layer, x: Tensor, p: Tensor, balance: Balance, *, others: int, recompute: bool | None
+) -> BalancedGradients:
+    """For inputs x and output gradients p; `others`: samples in the whole batch."""
+    large = False
+    if isinstance(balance, Mixing) and type(layer) in (Linear, Conv):
+        large = is_large(layer, others, p[0].numel() // layer.weight_shape[0])
+    if type(layer) is Linear and x.dim() == 2:
+        return (SketchedProducts if large else OuterProducts)(layer, x, p, balance)
+    if isinstance(balance, Mixing) and isinstance(layer, (Linear, Conv)) and large:
+        return Sketched(layer, x, p, balance, others)
+    form = layer.form_over_places(x, p, others, recompute)
+    if form is Explicit:
+        return Stored(layer, x, p, balance)
+    if form is Recomputed:
+        return Repeated(layer, x, p, balance)
+    if form is ByPlaces:
+        return Tokens(layer, x, p, balance)
+    return InBalance(layer, x, p, balance, others, recompute)

@@ -1,0 +1,135 @@
+"""Per-sample gradients of large layers, through random combinations of their inputs and outputs.
+
+The Gram matrix of B samples has B^2 numbers, a layer's gradients have B O J: most of the work on a large layer would be
+spent on inner products that the solver does not need to many digits, since its damping is as large as their diagonal.
+With Omega and Psi of `Root.sketch`, whose outer products are the identity on average,
+
+    K[i, j] = <p_u[i], p_u[j]> ~ <Psi' p_u[i] Omega, Psi' p_u[j] Omega>
+
+is unbiased and costs a k-th part; so do the effects of a step on the samples. Both are known to about 1 / k of the
+norms, independently in each layer, and new combinations are drawn whenever the factors of the balance are refreshed.
+The weighted sum, which is the update, is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, prod
+
+import torch
+from torch import Tensor
+
+from ddpnopt.ddp.balance import Balance, Mixing
+from ddpnopt.ddp.balanced import OneGradient, OuterProducts
+from ddpnopt.ddp.covariance import Root
+from ddpnopt.linear.convolution import Conv
+from ddpnopt.linear.layer import Layer, Parts, symmetric_product
+from ddpnopt.linear.linear import Linear
+from ddpnopt.linear.metric import IDENTITY
+from ddpnopt.linear.sample_gradients import Explicit
+
+NUMBERS = 4  # k^2, for each sample: enough to tell all of them apart
+LARGE = 4  # weights for each of the k^2 from which on a layer is large
+WORK = (
+    2**22,
+    2**25,
+)  # multiplications of one product with the weights below which all is exact: at places, at a single one
+
+
+def combinations(samples: int) -> int:
+    """k, of the input features and of the outputs."""
+    return 8 * ceil((NUMBERS * samples) ** 0.5 / 8)
+
+
+def is_large(layer: Layer, samples: int, places: int) -> bool:
+    """Whether a layer that mixes its features has many more weights than combinations, and the products take long.
+
+    `places` of each sample are those at which the weights act.
+    """
+    k = combinations(samples)
+    outputs, inputs = layer.weight_shape[:2]
+    if samples * places * prod(layer.weight_shape) < WORK[places == 1]:
+        return False
+    return outputs * inputs >= LARGE * min(outputs, k) * min(inputs, k)
+
+
+class Sketched(OneGradient):
+    """A layer whose weights act at several places of each sample: explicit gradients of a smaller one."""
+
+    balance: Mixing
+
+    def __init__(self, layer: Linear | Conv, x: Tensor, p: Tensor, balance: Mixing, samples: int) -> None:
+        super().__init__(layer, x, p, balance)
+        self.k = combinations(samples)
+
+    def explicit(self) -> Explicit:
+        """Gradients of the combinations, and exact ones of the bias, in balanced variables."""
+        layer, x, p, k = self.layer, self.x, self.p, self.k
+        assert isinstance(layer, (Linear, Conv))
+        inputs, outputs = layer.feature_dims
+        assert inputs is not None
+        assert outputs is not None
+        shape = (min(layer.weight_shape[0], k), min(layer.weight_shape[1], k), *layer.weight_shape[2:])
+        found = Explicit(
+            replace(layer, weight_shape=shape, bias=False),
+            _combined(self.balance.input_root, x, inputs, k), _combined(self.balance.output_root, p, outputs, k),
+        )  # fmt: skip
+        found.x = torch.empty(0)  # the gradients are all that is needed
+        if layer.bias:
+            found.bias = self.balance.output_root.times(layer.rows(p).sum(1), -1)
+        return found
+
+    def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
+        found = self.explicit()
+        return found.gram(IDENTITY), self.effects(found, steps)
+
+    def effects(self, found: Explicit, steps: list[Parts]) -> list[Tensor]:
+        """<p_u[i], step> of each step, from the combinations of both."""
+        effects = []
+        for weight, *bias in (_step_combined(self.layer, self.balance, step, self.k) for step in steps):
+            effect = found.weight.flatten(1) @ weight.flatten()
+            if bias and found.bias is not None:
+                effect = effect.addmv_(found.bias.flatten(1), bias[0])
+            effects.append(effect)
+        return effects
+
+
+class SketchedProducts(OuterProducts):
+    """A linear layer on (B, n) inputs: inner products of the combinations, each sample's with its exact norm."""
+
+    def __init__(self, layer: Linear, x: Tensor, p: Tensor, balance: Balance) -> None:
+        super().__init__(layer, x, p, balance)
+        self.balance = balance
+
+    def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
+        balance, k = self.balance, combinations(len(self.x))
+        assert isinstance(balance, Mixing)
+        x, p = _combined(balance.input_root, self.x, -1, k), _combined(balance.output_root, self.p, -1, k)
+        effects = []
+        for weight, *bias in (_step_combined(self.layer, balance, step, k) for step in steps):
+            effect = torch.linalg.vecdot(p, x @ weight.T)
+            effects.append(effect.add_(self.raised_p @ balance.output_root.times(bias[0], 0, -1)) if bias else effect)
+        x, p = _with_norms(x, self.x, self.raised_x), _with_norms(p, self.p, self.raised_p)
+        inputs, outputs = symmetric_product(x, x), symmetric_product(p, p)
+        return torch.addcmul(outputs, inputs, outputs) if self.layer.bias else inputs.mul_(outputs), effects
+
+
+def _combined(root: Root, a: Tensor, dim: int, k: int) -> Tensor:
+    """Combinations of balanced features, or all of them where they are no more."""
+    return root.sketch(a, dim, k) if a.shape[dim] > k else root.times(a, dim)
+
+
+def _step_combined(layer: Layer, balance: Mixing, step: Parts, k: int) -> Parts:
+    """The same combinations of a step in the weights, and its bias in balanced variables."""
+    weight = step[0]
+    for root, dim in ((balance.input_root, layer.weight_dims[0]), (balance.output_root, layer.weight_dims[1])):
+        many = weight.shape[dim] > k
+        weight = root.sketch(weight, dim, k, inverse=True) if many else root.times(weight, dim, -1)
+    return [weight, *(balance.output_root.times(part, 0, -1) for part in step[1:])]
+
+
+def _with_norms(combined: Tensor, a: Tensor, raised: Tensor) -> Tensor:
+    """Combinations of each sample's features, scaled to the norm of all of them, <a, R^2 a>^1/2."""
+    squares = torch.linalg.vecdot(a, raised).clamp_min_(0)
+    own = torch.linalg.vecdot(combined, combined).clamp_min_(torch.finfo(combined.dtype).tiny)
+    return combined * (squares / own).sqrt_()[:, None]
