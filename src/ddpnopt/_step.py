@@ -15,15 +15,7 @@ from ddpnopt._collect import OUTSIDE, is_chain, one_recording, ran_unseen, why_o
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
 from ddpnopt._step_length import accept_length, choose_fraction, keep_update, take_back_if_wrong, watches_slope
 from ddpnopt._troubles import DEAD_EVERY
-from ddpnopt._value import (
-    Losses,
-    Passes,
-    are_certain,
-    kind_of,
-    per_sample,
-    recognised_losses,
-    warn_uncertain,
-)
+from ddpnopt._value import Losses, Passes, are_certain, kind_of, per_sample, recognised_losses, warn_uncertain
 from ddpnopt.ddp.loss import as_flat, total_loss
 from ddpnopt.ddp.penalty import Penalties, is_penalty
 from ddpnopt.ddp.stage import Displacement, Stage
@@ -248,6 +240,9 @@ class Step:
         del p_h, p_x, x  # the stages have them, and free them on the way
         scale = float(peers.batch(recording.batch_size)) if opt.form.mean else 1.0
         self.policies = backward_pass(self.stages, self.value, opt.curvature, scale)
+        if not self.displacement.chain:  # the ledger of combinations needs no gradient at the input
+            combined = (r.model_layer for r, s in zip(recording.layers, self.stages, strict=True) if s.sketched)
+            opt._capture.input_gradients.difference_update(combined)
         if isinstance(self.value, ScaleFree):
             choose_fraction(self, self.value, fraction)
         if opt.diagnostics:

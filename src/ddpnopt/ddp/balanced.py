@@ -53,11 +53,11 @@ class OneGradient(SummedUp):
     def combine(self, w: Tensor) -> Parts:
         layer, x, p, balance = self.layer, self.x, self.p, self.balance
         if not isinstance(balance, Mixing):
-            return balance.scale(layer.grad(x, scale_samples(w, p)), 2)
+            return balance.scale(_weighted(layer, x, p, w), 2)
         # each factor twice, at the places of all samples or on the sum, whichever are fewer
         O, J, inputs, outputs, _ = _sizes(layer, x, p)
         at_inputs, at_outputs = len(x) * inputs < O * J // layer.weight_shape[1], len(x) * outputs < J
-        u = layer.grad(balance.inputs(x, 2) if at_inputs else x, scale_samples(w, _raised(p, balance, at_outputs)))
+        u = _weighted(layer, balance.inputs(x, 2) if at_inputs else x, _raised(p, balance, at_outputs), w)
         u = u if at_inputs else balance.scale_inputs(u, 2)
         return u if at_outputs else balance.scale_outputs(u, 2)
 
@@ -126,7 +126,7 @@ class Repeated(OneGradient):
         for start, n in pieces:
             narrow, own = layer.narrow(p, start, n)
             explicit = Explicit(narrow, x, own)
-            found = [_effect(explicit, [part.narrow(0, start, n) for part in step]) for step in steps]
+            found = [explicit_effect(explicit, [part.narrow(0, start, n) for part in step]) for step in steps]
             if factors is not None:
                 _rescale(explicit, [factor.narrow(0, start, n) for factor in factors])
             parts.append((explicit.gram(IDENTITY), found))
@@ -173,6 +173,14 @@ class Scaled(SummedUp):
         return self.balance.scale(self.inside.combine(w))
 
 
+def _weighted(layer: Layer, x: Tensor, p: Tensor, w: Tensor) -> Parts:
+    """sum_i w_i p_u[i]; the weights go to inputs or outputs, whichever are fewer."""
+    if x.numel() >= p.numel() or not x.is_floating_point():
+        return layer.grad(x, scale_samples(w, p))
+    weight, *bias = layer.grad(scale_samples(w, x), p)
+    return [weight, *(torch.mv(layer.rows(p).sum(1).flatten(1).T, w.to(part.dtype)).view_as(part) for part in bias)]
+
+
 def _raised(p: Tensor, balance: Mixing, raise_it: bool) -> Tensor:
     return balance.outputs(p, 2) if raise_it else p
 
@@ -191,7 +199,7 @@ def _explicit(
     if not isinstance(balance, Mixing):
         assert isinstance(balance, Diagonal)
         found = Explicit(layer, x, p)
-        effects = [_effect(found, step) for step in steps]
+        effects = [explicit_effect(found, step) for step in steps]
         _rescale(found, balance.factors)
         return found, effects
     # each matrix is applied to the places of a sample or to its gradient, whichever is smaller; the gradient has the
@@ -203,7 +211,7 @@ def _explicit(
     if not late_outputs:
         p, steps = balance.outputs(p), [balance.scale_outputs(step, -1) for step in steps]
     found = Explicit(layer, x, p)
-    effects = [_effect(found, step) for step in steps]
+    effects = [explicit_effect(found, step) for step in steps]
     if late_inputs:
         matrix = in_precision(balance.input_root.power(1), found.weight.dtype)
         found.weight = found.weight @ (torch.kron(matrix, torch.eye(kernel).to(matrix)) if kernel > 1 else matrix)
@@ -223,7 +231,7 @@ def _rescale(explicit: Explicit, factors: Parts) -> None:
             explicit.bias.view(-1, *explicit.layer.bias_shape).mul_(factors[1])
 
 
-def _effect(explicit: Explicit, step: Parts) -> Tensor:
+def explicit_effect(explicit: Explicit, step: Parts) -> Tensor:
     """<p_u[i], step> for each sample."""
     found = explicit.weight.flatten(1) @ step[0].flatten()
     return found if explicit.bias is None else found.addmv_(explicit.bias.flatten(1), step[1].flatten())

@@ -20,25 +20,25 @@ import torch
 from torch import Tensor
 
 from ddpnopt.ddp.balance import Balance, Mixing
-from ddpnopt.ddp.balanced import OneGradient, OuterProducts
+from ddpnopt.ddp.balanced import OneGradient, OuterProducts, explicit_effect
 from ddpnopt.ddp.covariance import Root
 from ddpnopt.linear.convolution import Conv
-from ddpnopt.linear.layer import Layer, Parts, symmetric_product
+from ddpnopt.linear.layer import Layer, Parts, in_precision, per_sample_dot, symmetric_product
 from ddpnopt.linear.linear import Linear
 from ddpnopt.linear.metric import IDENTITY
 from ddpnopt.linear.sample_gradients import Explicit
 
-NUMBERS = 4  # k^2, for each sample: enough to tell all of them apart
-LARGE = 4  # weights for each of the k^2 from which on a layer is large
+NUMBERS = 4  # that are kept of each gradient, for each sample: enough to tell all samples apart
+LARGE = 4  # weights for each of them from which on a layer is large
 WORK = (
     2**22,
     2**25,
 )  # multiplications of one product with the weights below which all is exact: at places, at a single one
 
 
-def combinations(samples: int) -> int:
-    """k, of the input features and of the outputs."""
-    return 8 * ceil((NUMBERS * samples) ** 0.5 / 8)
+def combinations(layer: Layer, samples: int) -> int:
+    """k, of the input features and of the outputs: k^2 numbers at each place of a kernel."""
+    return 8 * ceil((NUMBERS * samples / prod(layer.weight_shape[2:])) ** 0.5 / 8)
 
 
 def is_large(layer: Layer, samples: int, places: int) -> bool:
@@ -46,10 +46,9 @@ def is_large(layer: Layer, samples: int, places: int) -> bool:
 
     `places` of each sample are those at which the weights act.
     """
-    k = combinations(samples)
-    outputs, inputs = layer.weight_shape[:2]
     if samples * places * prod(layer.weight_shape) < WORK[places == 1]:
         return False
+    k, (outputs, inputs) = combinations(layer, samples), layer.weight_shape[:2]
     return outputs * inputs >= LARGE * min(outputs, k) * min(inputs, k)
 
 
@@ -60,38 +59,32 @@ class Sketched(OneGradient):
 
     def __init__(self, layer: Linear | Conv, x: Tensor, p: Tensor, balance: Mixing, samples: int) -> None:
         super().__init__(layer, x, p, balance)
-        self.k = combinations(samples)
+        self.k = combinations(layer, samples)
+        shape = (min(layer.weight_shape[0], self.k), min(layer.weight_shape[1], self.k), *layer.weight_shape[2:])
+        self.small = replace(layer, weight_shape=shape, bias=False)
+        dim = layer.feature_dims[1]
+        assert dim is not None
+        self._p = _combined(balance.output_root, p, dim, self.k)
+        self._bias = balance.output_root.times(layer.rows(p).sum((1, 2)), -1) if layer.bias else None  # (B, O)
 
-    def explicit(self) -> Explicit:
-        """Gradients of the combinations, and exact ones of the bias, in balanced variables."""
-        layer, x, p, k = self.layer, self.x, self.p, self.k
-        assert isinstance(layer, (Linear, Conv))
-        inputs, outputs = layer.feature_dims
-        assert inputs is not None
-        assert outputs is not None
-        shape = (min(layer.weight_shape[0], k), min(layer.weight_shape[1], k), *layer.weight_shape[2:])
-        found = Explicit(
-            replace(layer, weight_shape=shape, bias=False),
-            _combined(self.balance.input_root, x, inputs, k), _combined(self.balance.output_root, p, outputs, k),
-        )  # fmt: skip
-        found.x = torch.empty(0)  # the gradients are all that is needed
-        if layer.bias:
-            found.bias = self.balance.output_root.times(layer.rows(p).sum(1), -1)
-        return found
+    def _inputs(self, x: Tensor) -> Tensor:
+        dim = self.layer.feature_dims[0]
+        assert dim is not None
+        return _combined(self.balance.input_root, x, dim, self.k)
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
-        found = self.explicit()
-        return found.gram(IDENTITY), self.effects(found, steps)
+        found = Explicit(self.small, self._inputs(self.x), self._p)
+        found.bias = self._bias
+        return found.gram(IDENTITY), [explicit_effect(found, self._combined_step(step)) for step in steps]
 
-    def effects(self, found: Explicit, steps: list[Parts]) -> list[Tensor]:
-        """<p_u[i], step> of each step, from the combinations of both."""
-        effects = []
-        for weight, *bias in (_step_combined(self.layer, self.balance, step, self.k) for step in steps):
-            effect = found.weight.flatten(1) @ weight.flatten()
-            if bias and found.bias is not None:
-                effect = effect.addmv_(found.bias.flatten(1), bias[0])
-            effects.append(effect)
-        return effects
+    def effect_at(self, x: Tensor, step: Parts) -> Tensor:
+        """<p_h[i], g(x_i, step)> for other inputs x: (B,)."""
+        weight, *bias = self._combined_step(step)
+        effect = per_sample_dot(self._p, self.small.apply(self._inputs(in_precision(x, self.x.dtype)), [weight]))
+        return effect if self._bias is None else effect.addmv_(self._bias, bias[0])
+
+    def _combined_step(self, step: Parts) -> Parts:
+        return _step_combined(self.layer, self.balance, step, self.k)
 
 
 class SketchedProducts(OuterProducts):
@@ -102,7 +95,7 @@ class SketchedProducts(OuterProducts):
         self.balance = balance
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
-        balance, k = self.balance, combinations(len(self.x))
+        balance, k = self.balance, combinations(self.layer, len(self.x))
         assert isinstance(balance, Mixing)
         x, p = _combined(balance.input_root, self.x, -1, k), _combined(balance.output_root, self.p, -1, k)
         effects = []

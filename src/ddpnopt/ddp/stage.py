@@ -13,6 +13,7 @@ from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp.balance import Balance
 from ddpnopt.ddp.balanced import BalancedGradients, Stored
 from ddpnopt.ddp.balanced_forms import balanced_gradients
+from ddpnopt.ddp.sketched import Sketched
 from ddpnopt.linear.layer import Layer, Parts, add, in_precision, per_sample_dot
 from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import Explicit, SampleGradients, Sums
@@ -69,6 +70,11 @@ class Stage:
         explicit = isinstance(self._gradients, Explicit) or isinstance(self._balanced, Stored)
         if explicit and displacement.chain and self.has_input_gradients:
             self.p_h = []
+
+    @property
+    def sketched(self) -> Sketched | None:
+        """The per-sample gradients, if these are combinations: then so is the effect of the update at new inputs."""
+        return self._balanced if isinstance(self._balanced, Sketched) else None
 
     def gradients(self, *, coupled: bool) -> SampleGradients:
         """P_u of all columns, column r of sample i in row r B + i; coupled: each is multiplied with all others."""
@@ -142,7 +148,7 @@ class Displacement:
     In a chain it is computed at the input of layer t, exactly. In any other graph the state has parts that no layer's
     input shows (skip connections), and c_t is kept as a ledger: each layer adds the effect of its own update,
     <p_h, h^ - h> - <p_x, x^ - x>. Where p_x was not recorded, the layer is applied to dx instead:
-    <p_x, dx> = <p_h, g_x dx>, and the entry of the ledger is <p_h, g(x^, du)>.
+    <p_x, dx> = <p_h, g_x dx>, and the entry of the ledger is <p_h, g(x^, du)>; in a large layer of combinations of all.
     """
 
     chain: bool
@@ -169,7 +175,7 @@ class Displacement:
 
     def after(self, stage: Stage, x_hat: Tensor, h_hat: Tensor) -> None:
         """Add the effect of stage t's update to the ledger."""
-        if stage.p_h_dot_h is not None and len(stage.p_h) == 1 and stage.has_input_gradients:
+        if stage.sketched is None and stage.p_h_dot_h is not None and len(stage.p_h) == 1 and stage.has_input_gradients:
             own = per_sample_dot(stage.p_h[0], h_hat.to(stage.p_h[0].dtype)) - stage.p_h_dot_h
             if stage.moves and stage.p_x[0] is not None:
                 own = own - per_sample_dot(stage.p_x[0], x_hat.to(stage.x.dtype), stage.x)
@@ -179,8 +185,11 @@ class Displacement:
             x_hat = x_hat.to(stage.x.dtype)
             if stage.later is not None:  # which have not run yet: the new weights on the recorded inputs
                 x_hat = stage.layer.together([x_hat, stage.later])
-            dh = stage.layer.apply(x_hat, du)
-            entries = [per_sample_dot(p, dh) for p in stage.p_h]
+            if stage.sketched is not None:
+                entries = [stage.sketched.effect_at(x_hat, du)]
+            else:
+                dh = stage.layer.apply(x_hat, du)
+                entries = [per_sample_dot(p, dh) for p in stage.p_h]
         before = self._ledger
         self._ledger = entries if before is None else [a + b for a, b in zip(before, entries, strict=True)]
 
