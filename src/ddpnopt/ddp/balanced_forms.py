@@ -17,13 +17,11 @@ def balanced_gradients(
     layer: Layer, x: Tensor, p: Tensor, balance: Balance, *, others: int, recompute: bool | None
 ) -> BalancedGradients:
     """For inputs x and output gradients p; `others`: samples in the whole batch."""
-    large = False
-    if isinstance(balance, Mixing) and type(layer) in (Linear, Conv):
-        large = is_large(layer, others, p[0].numel() // layer.weight_shape[0])
+    combined = sketched(layer, x, p, balance, others)
+    if combined is not None:
+        return combined
     if type(layer) is Linear and x.dim() == 2:
-        return (SketchedProducts if large else OuterProducts)(layer, x, p, balance)
-    if isinstance(balance, Mixing) and isinstance(layer, (Linear, Conv)) and large:
-        return Sketched(layer, x, p, balance, others)
+        return OuterProducts(layer, x, p, balance)
     form = layer.form_over_places(x, p, others, recompute)
     if form is Explicit:
         return Stored(layer, x, p, balance)
@@ -32,3 +30,18 @@ def balanced_gradients(
     if form is ByPlaces:
         return Tokens(layer, x, p, balance)
     return InBalance(layer, x, p, balance, others, recompute)
+
+
+def sketched(
+    layer: Layer, x: Tensor, p: Tensor, balance: Balance | None, samples: int
+) -> Sketched | SketchedProducts | None:
+    """The form of a large layer; None for any other."""
+    if type(layer) not in (Linear, Conv) or not isinstance(balance, Mixing):
+        return None
+    assert isinstance(layer, (Linear, Conv))
+    single = isinstance(layer, Linear) and x.dim() == 2
+    if not is_large(layer, samples, 1 if single else p[0].numel() // layer.weight_shape[0]):
+        return None
+    if single and isinstance(layer, Linear):
+        return SketchedProducts(layer, x, p, balance, samples)
+    return Sketched(layer, x, p, balance, samples)

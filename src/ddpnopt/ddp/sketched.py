@@ -15,16 +15,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil, prod
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ddpnopt.ddp.balance import Balance, Mixing
-from ddpnopt.ddp.balanced import OneGradient, OuterProducts, explicit_effect
+from ddpnopt.ddp.balance import Mixing
+from ddpnopt.ddp.balanced import EMPTY, BalancedGradients, OneGradient, OuterProducts, explicit_effect
 from ddpnopt.ddp.covariance import Root
 from ddpnopt.linear.convolution import Conv
-from ddpnopt.linear.layer import Layer, Parts, in_precision, per_sample_dot, symmetric_product
-from ddpnopt.linear.linear import Linear
+from ddpnopt.linear.layer import Layer, Parts, in_precision, per_sample_dot
+from ddpnopt.linear.linear import Linear, RankOne
 from ddpnopt.linear.metric import IDENTITY
 from ddpnopt.linear.sample_gradients import Explicit
 
@@ -52,6 +53,19 @@ def is_large(layer: Layer, samples: int, places: int) -> bool:
     return outputs * inputs >= LARGE * min(outputs, k) * min(inputs, k)
 
 
+class Sketch(BalancedGradients, Protocol):
+    """Per-sample gradients of a large layer, of this process's samples."""
+
+    def combined(self) -> Explicit | RankOne:
+        """Gradients of the combinations, whose inner products are K."""
+
+    def effect(self, step: Parts) -> Tensor:
+        """<p_u[i], step>: (B,)."""
+
+    def effect_at(self, x: Tensor, step: Parts) -> Tensor:
+        """<p_h[i], g(x_i, step)> for other inputs x: (B,)."""
+
+
 class Sketched(OneGradient):
     """A layer whose weights act at several places of each sample: explicit gradients of a smaller one."""
 
@@ -66,45 +80,57 @@ class Sketched(OneGradient):
         assert dim is not None
         self._p = _combined(balance.output_root, p, dim, self.k)
         self._bias = balance.output_root.times(layer.rows(p).sum((1, 2)), -1) if layer.bias else None  # (B, O)
+        self._explicit: Explicit | None = None
 
     def _inputs(self, x: Tensor) -> Tensor:
         dim = self.layer.feature_dims[0]
         assert dim is not None
         return _combined(self.balance.input_root, x, dim, self.k)
 
+    def combined(self) -> Explicit:
+        if self._explicit is None:
+            self._explicit = Explicit(self.small, self._inputs(self.x), self._p)
+            self._explicit.x, self._explicit.bias = EMPTY, self._bias
+        return self._explicit
+
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
-        found = Explicit(self.small, self._inputs(self.x), self._p)
-        found.bias = self._bias
-        return found.gram(IDENTITY), [explicit_effect(found, self._combined_step(step)) for step in steps]
+        found = self.combined().gram(IDENTITY), [self.effect(step) for step in steps]
+        self._explicit = None
+        return found
+
+    def effect(self, step: Parts) -> Tensor:
+        return explicit_effect(self.combined(), _step_combined(self.layer, self.balance, step, self.k))
 
     def effect_at(self, x: Tensor, step: Parts) -> Tensor:
-        """<p_h[i], g(x_i, step)> for other inputs x: (B,)."""
-        weight, *bias = self._combined_step(step)
+        weight, *bias = _step_combined(self.layer, self.balance, step, self.k)
         effect = per_sample_dot(self._p, self.small.apply(self._inputs(in_precision(x, self.x.dtype)), [weight]))
         return effect if self._bias is None else effect.addmv_(self._bias, bias[0])
-
-    def _combined_step(self, step: Parts) -> Parts:
-        return _step_combined(self.layer, self.balance, step, self.k)
 
 
 class SketchedProducts(OuterProducts):
     """A linear layer on (B, n) inputs: inner products of the combinations, each sample's with its exact norm."""
 
-    def __init__(self, layer: Linear, x: Tensor, p: Tensor, balance: Balance) -> None:
+    def __init__(self, layer: Linear, x: Tensor, p: Tensor, balance: Mixing, samples: int) -> None:
         super().__init__(layer, x, p, balance)
-        self.balance = balance
+        self.balance, self.k = balance, combinations(layer, samples)
+        self._p = _combined(balance.output_root, p, -1, self.k)
+
+    def combined(self) -> RankOne:
+        x = _with_norms(_combined(self.balance.input_root, self.x, -1, self.k), self.x, self.raised_x)
+        p = _with_norms(self._p, self.p, self.raised_p)
+        return RankOne(replace(self.layer, weight_shape=(p.shape[1], x.shape[1])), x, p)
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
-        balance, k = self.balance, combinations(self.layer, len(self.x))
-        assert isinstance(balance, Mixing)
-        x, p = _combined(balance.input_root, self.x, -1, k), _combined(balance.output_root, self.p, -1, k)
-        effects = []
-        for weight, *bias in (_step_combined(self.layer, balance, step, k) for step in steps):
-            effect = torch.linalg.vecdot(p, x @ weight.T)
-            effects.append(effect.add_(self.raised_p @ balance.output_root.times(bias[0], 0, -1)) if bias else effect)
-        x, p = _with_norms(x, self.x, self.raised_x), _with_norms(p, self.p, self.raised_p)
-        inputs, outputs = symmetric_product(x, x), symmetric_product(p, p)
-        return torch.addcmul(outputs, inputs, outputs) if self.layer.bias else inputs.mul_(outputs), effects
+        return self.combined().gram(IDENTITY), [self.effect(step) for step in steps]
+
+    def effect(self, step: Parts) -> Tensor:
+        return self.effect_at(self.x, step)
+
+    def effect_at(self, x: Tensor, step: Parts) -> Tensor:
+        weight, *bias = _step_combined(self.layer, self.balance, step, self.k)
+        x = _combined(self.balance.input_root, in_precision(x, self.x.dtype), -1, self.k)
+        effect = torch.linalg.vecdot(self._p, x @ weight.T)
+        return effect.addmv_(self.p, step[1]) if bias else effect
 
 
 def _combined(root: Root, a: Tensor, dim: int, k: int) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor
 from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp.balance import Balance
 from ddpnopt.ddp.balanced import BalancedGradients, Stored
-from ddpnopt.ddp.balanced_forms import balanced_gradients
-from ddpnopt.ddp.sketched import Sketched
+from ddpnopt.ddp.balanced_forms import balanced_gradients, sketched
+from ddpnopt.ddp.sketched import Sketch, Sketched, SketchedProducts
 from ddpnopt.linear.layer import Layer, Parts, add, in_precision, per_sample_dot
 from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import Explicit, SampleGradients, Sums
@@ -72,9 +72,11 @@ class Stage:
             self.p_h = []
 
     @property
-    def sketched(self) -> Sketched | None:
+    def sketched(self) -> Sketch | None:
         """The per-sample gradients, if these are combinations: then so is the effect of the update at new inputs."""
-        return self._balanced if isinstance(self._balanced, Sketched) else None
+        if self._balanced is None and not self.peers.alone and self.p_h:
+            self._balanced = sketched(self.layer, self.x, self.p_h[0], self.balance, self.batch)
+        return self._balanced if isinstance(self._balanced, (Sketched, SketchedProducts)) else None
 
     def gradients(self, *, coupled: bool) -> SampleGradients:
         """P_u of all columns, column r of sample i in row r B + i; coupled: each is multiplied with all others."""
