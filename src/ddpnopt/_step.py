@@ -167,7 +167,7 @@ class Step:
                 total = self.penalties.taken_from(total)  # what is left is that of the outputs
             if opt._uses_losses:  # on the scale of the user's loss
                 total = opt._length.level(total)
-                self.losses = recognised_losses(recording, form.mean, total)
+                self.losses = recognised_losses(recording, form.mean, total, opt._search)
                 if opt._length.below_zero:
                     self.losses, opt._length.flatness = as_flat(self.losses, opt._length.flatness)
                 opt.report.loss = kind_of(self.losses)
