@@ -22,6 +22,7 @@ from ddpnopt.trace.recording import LayerRecord, Recording
 from ddpnopt.trace.replay import Playback
 from ddpnopt.trace.visitors import Visitor
 
+MOST = 256  # rows of the joint system: up to here its algebra is cheap compared with the passes
 NOISE = 1e-4  # of the largest number: smaller changes are rounding errors
 Kinds = dict[tuple[str, int], str | None]
 """Of each use of a layer, and of each output ("", position): the kind of layout, None for dimension 0."""
@@ -34,6 +35,7 @@ class Arrangement:
         self.playback, self.batch_dim, self.allowed = playback, batch_dim, allowed
         self._known: dict[tuple[object, ...], tuple[int, Kinds]] = {}  # dimension of the inputs, and kinds
         self.left: set[str] = set()  # layers whose samples could not be found
+        self.groups = False  # whether a large batch may be taken in groups
 
     def __call__(self, recording: Recording) -> None:
         """Write the layouts into a recording, and leave the layers without one to the base optimizer."""
@@ -48,6 +50,8 @@ class Arrangement:
         )
         told = self.batch_dim == 0 or (self.batch_dim is None and not _may_be_sequence_first(recording))
         if (usual and told) or any(_without_batch(r) for r in records):  # the latter is refused later
+            if usual and told and self.groups:
+                _group(recording)
             return
         sample = _first_input(recording)
         if sample is None:
@@ -141,6 +145,23 @@ class Arrangement:
         batch = max(set(sizes), key=sizes.count) if sizes else 0
         kinds: Kinds = {}
         self._apply(recording, 0, kinds, batch)
+
+
+def _group(recording: Recording) -> None:
+    """In a large batch, let as few samples as possible that follow each other be places of one, with their losses' sum.
+
+    The joint system then has one row for each group; nothing else changes, and every sample counts in it.
+    """
+    batch = len(recording.layers[0].x)
+    size = next((n for n in range(-(-batch // MOST), 4 * -(-batch // MOST)) if batch % n == 0), 1)
+    if size == 1 or any(isinstance(r.layer, Given) or r.model_layer.recurrent for r in recording.layers):
+        return
+    layout = Layout(BLOCKS, batch // size)
+    for record in recording.layers:
+        record.layouts = [layout]
+    for position, output in zip(recording.positions, recording.outputs, strict=True):
+        if output.dim() and len(output) == batch:
+            recording.layouts[position] = layout
 
 
 def _without_batch(record: LayerRecord) -> bool:

@@ -1,0 +1,112 @@
+"""A large batch is taken in groups of samples: the same step as if each group were one sample with several places."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddpnopt import DDPNOpt
+from ddpnopt.trace import arrangement
+
+
+@pytest.fixture(autouse=True)
+def _few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrangement, "MOST", 8)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inside, self.norm, self.out = (
+            nn.Linear(5, 7),
+            nn.Linear(7, 7),
+            nn.LayerNorm(7),
+            nn.Linear(7, 3),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        return self.out(self.norm(h + torch.tanh(self.inside(h))))
+
+
+def chain() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def trained(make: type[nn.Module], samples: int, groups: int | None) -> tuple[nn.Module, DDPNOpt]:
+    """Four steps on flat batches, or on batches of groups as samples."""
+    torch.manual_seed(0)
+    model = make()
+    opt = DDPNOpt(model)
+    for _ in range(4):
+        x, y = torch.randn(samples, 5), torch.randint(3, (samples,))
+        opt.zero_grad()
+        if groups is None:
+            loss = F.cross_entropy(model(x), y)
+        else:
+            loss = F.cross_entropy(model(x.view(groups, -1, 5)).flatten(0, 1), y)
+        loss.backward()
+        opt.step()
+    return model, opt
+
+
+@pytest.mark.parametrize("make", [chain, Residual], ids=["chain", "residual"])
+@pytest.mark.parametrize(("samples", "groups"), [(16, 8), (24, 8), (10, 5), (28, 7)])
+def test_a_large_batch_is_one_of_groups_as_samples(make: type[nn.Module], samples: int, groups: int) -> None:
+    flat, opt = trained(make, samples, None)
+    grouped, _ = trained(make, samples, groups)
+    assert opt.report.loss == "cross_entropy"
+    for a, b in zip(flat.parameters(), grouped.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("samples", [7, 8, 13])
+def test_small_batches_and_prime_numbers_of_samples_are_not_grouped(
+    samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, _ = trained(Residual, samples, None)
+    monkeypatch.setattr(arrangement, "MOST", 1000)
+    exact, _ = trained(Residual, samples, None)
+    for a, b in zip(usual.parameters(), exact.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+class Pictures(nn.Module):
+    """Convolutions, norms over the batch and an embedding of a second input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()
+        )
+        self.kinds, self.out = nn.Embedding(6, 64), nn.Linear(64, 3)
+
+    def forward(self, x: Tensor, kind: Tensor) -> Tensor:
+        return self.out(self.body(x).flatten(1)[:, :64] + self.kinds(kind))
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared_error", "contrastive"])
+def test_pictures_norms_embeddings_and_coupled_losses_train_in_groups(loss: str) -> None:
+    torch.manual_seed(0)
+    model = Pictures()
+    x, kind, y = torch.randn(24, 1, 4, 4), torch.randint(6, (24,)), torch.randint(3, (24,))
+    opt = DDPNOpt(model)
+    losses = []
+    for _ in range(40):
+        opt.zero_grad()
+        z = model(x, kind)
+        if loss == "cross_entropy":
+            value = F.cross_entropy(z, y)
+        elif loss == "squared_error":
+            value = F.mse_loss(z, F.one_hot(y, 3).to(z))
+        else:
+            z = F.normalize(z, dim=1)
+            same = (y[:, None] == y).to(z) - torch.eye(24)
+            value = -(torch.log_softmax(5 * z @ z.T - 1e3 * torch.eye(24), 1) * same).sum(1).mean()
+        value.backward()
+        opt.step()
+        losses.append(float(value.detach()))
+    assert losses[-1] < (0.7 if loss == "contrastive" else 0.2) * losses[0]
+    assert not opt.report.undone
