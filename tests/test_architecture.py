@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "_step": [
         *BASE, "linear", "curvature", "ddp", "trace", "_parameters", "_value", "_step_length", "_collect", "_troubles",
     ],
-    "_derivative_step": [*BASE, "linear", "curvature", "ddp", "trace", "_value", "_collect", "_step"],
+    "_derivative_step": [*BASE, "linear", "curvature", "ddp", "trace", "_value", "_collect", "_step_length", "_step"],
     "optimizer": [
         *BASE, "_memory", "_options", "_averaging", "checkpoint",
         "linear", "curvature", "ddp", "trace", "_parameters", "_value", "_step", "_derivative_step",

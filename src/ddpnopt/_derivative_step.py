@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ddpnopt._checks import ADVICE, not_finite
 from ddpnopt._step import Step
+from ddpnopt._step_length import take_back
 from ddpnopt._value import Passes
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.sweep import Log, backward_pass, forward_pass
@@ -84,7 +85,7 @@ class DerivativeStep(Step):
         self.stages = []
         if trust.takes_back(loss, points, opt.steps):
             opt.report.shortened += 1
-            self._take_back(KEPT)
+            take_back(opt, 1 - KEPT)
             return
         if not math.isfinite(loss):
             raise not_finite("the loss", ADVICE)
@@ -109,15 +110,6 @@ class DerivativeStep(Step):
             raise not_finite("the Gram matrix of the samples' gradients", ADVICE)
         trust.remember(loss, predicted, points, opt.steps)
         opt.report.predicted = predicted - loss if opt.diagnostics else None
-
-    def _take_back(self, kept: float) -> None:
-        """Undo all but a part of the last step."""
-        for record in self.layers:
-            update = self.opt.state[record.parameters[0]].get("update")
-            if update is not None and len(update) == len(record.parameters):
-                for p, part in zip(record.parameters, update, strict=True):
-                    p.detach().add_(part, alpha=1 - kept)
-                self.opt.state[record.parameters[0]]["update"] = [kept * part for part in update]
 
     def apply(self) -> None:
         log: Log | None = {} if self.opt.diagnostics else None

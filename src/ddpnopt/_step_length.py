@@ -15,6 +15,7 @@ from ddpnopt.linear.layer import spectral_norm, stacked
 
 if TYPE_CHECKING:
     from ddpnopt._step import Step
+    from ddpnopt.optimizer import DDPNOpt
 
 OVERREACH = 4.0  # |J phi|^2 relative to the loss (2 is all of it): beyond that the memory does not fit the batch
 TOLERATED = 1.0  # increase of the batch's loss, relative to it: beyond that a step is undone and made shorter
@@ -102,16 +103,29 @@ def _updates(step: Step) -> list[list[Tensor]]:
 def take_back_if_wrong(step: Step) -> bool:
     """Undo the last step if its loss was a guess and that of the next batch tells that it has gone wrong."""
     opt = step.opt
-    if not opt._length.is_surprised(opt._loss_value) or step.certain:
+    if not opt._length.is_surprised(opt._loss_value) or step.certain or not take_back(opt, 1.0):
         return False
-    updates = [(layer, opt.state[layer.parameters[0]].pop("update", None)) for layer in opt._capture.layers]
-    if all(update is None for _, update in updates):
-        return False
-    for layer, update in updates:
-        for weight, part in zip(layer.parameters, update or (), strict=False):
-            weight.data.add_(part)
     opt._length.retreat()
     return True
+
+
+def take_back(opt: DDPNOpt, share: float) -> bool:
+    """Undo this share of the last step; False if nothing is known of it.
+
+    Weight decay, which `keep_update` leaves out, stays: it does not follow from the loss that has misled the step.
+    """
+    known = False
+    for layer in opt._capture.layers:
+        state = opt.state.get(layer.parameters[0], {})
+        update = state.pop("update", None)
+        if update is None or len(update) != len(layer.parameters):  # a bias has been frozen or unfrozen since
+            continue
+        known = True
+        for p, part in zip(layer.parameters, update, strict=True):
+            p.detach().add_(part, alpha=share)
+        if share < 1:
+            state["update"] = [(1 - share) * part for part in update]
+    return known
 
 
 def keep_update(step: Step) -> None:

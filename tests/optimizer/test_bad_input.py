@@ -60,6 +60,15 @@ def test_a_model_without_trainable_parameters_is_refused() -> None:
         DDPNOpt(fcn().requires_grad_(False), lr=0.1, value="outer")
 
 
+def test_lazy_modules_that_have_not_run_are_named_and_one_batch_is_the_way_out() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.LazyLinear(3))
+    with pytest.raises(ModelError, match=r"2\.weight, 2\.bias of lazy modules.*run one batch"):
+        DDPNOpt(model)
+    model(vectors()[0])
+    train(model, opt := DDPNOpt(model), vectors, 2)
+    assert opt.report.open_loop == []
+
+
 def test_excluding_every_layer_is_refused() -> None:
     with pytest.raises(ModelError, match="excluded"):
         DDPNOpt(nn.Sequential(nn.Linear(3, 3)), lr=0.1, exclude=["0"], value="outer")

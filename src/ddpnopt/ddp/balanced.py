@@ -116,25 +116,29 @@ class Repeated(OneGradient):
         if len(pieces) == 1:
             explicit, effects = _explicit(layer, x, p, balance, steps)
             return explicit.gram(IDENTITY), effects
-        factors: Parts | None = None
         if isinstance(balance, Mixing):  # outputs that are taken together later cannot be mixed later
-            x, p, steps = balance.inputs(x), balance.outputs(p), [balance.scale(step, -1) for step in steps]
-        else:
-            assert isinstance(balance, Diagonal)
-            factors = balance.factors
-        parts = []
-        for start, n in pieces:
-            narrow, own = layer.narrow(p, start, n)
-            explicit = Explicit(narrow, x, own)
-            found = [explicit_effect(explicit, [part.narrow(0, start, n) for part in step]) for step in steps]
-            if factors is not None:
-                _rescale(explicit, [factor.narrow(0, start, n) for factor in factors])
-            parts.append((explicit.gram(IDENTITY), found))
+            x, p, steps = balance.inputs(x), balance.outputs(p), [balance.scale_outputs(step, -1) for step in steps]
+        parts = [self._couple_piece(x, p, steps, start, n) for start, n in pieces]
         K, effects = parts[0]
         for more, others in parts[1:]:
             K.add_(more)
             effects = [a + b for a, b in zip(effects, others, strict=True)]
         return K, effects
+
+    def _couple_piece(
+        self, x: Tensor, p: Tensor, steps: list[Parts], start: int, n: int
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The part of some outputs; its gradients are freed before those of the next."""
+        balance = self.balance
+        narrow, own = self.layer.narrow(p, start, n)
+        explicit = Explicit(narrow, x, own)
+        some = [[part.narrow(0, start, n) for part in step] for step in steps]
+        if isinstance(balance, Mixing):
+            return explicit.gram(IDENTITY), [explicit_effect(explicit, balance.scale_inputs(step, -1)) for step in some]
+        assert isinstance(balance, Diagonal)
+        effects = [explicit_effect(explicit, step) for step in some]
+        _rescale(explicit, [factor.narrow(0, start, n) for factor in balance.factors])
+        return explicit.gram(IDENTITY), effects
 
 
 class Tokens(OneGradient):

@@ -65,11 +65,16 @@ class Stage:
         """Whether <p_x, dx> can be computed without p_h."""
         return not self.moves or all(p is not None for p in self.p_x)
 
-    def free_output_gradients(self, displacement: Displacement) -> None:
-        """Drop p_h where the forward sweep needs only the per-sample gradients, which are explicit."""
-        explicit = isinstance(self._gradients, Explicit) or isinstance(self._balanced, Stored)
-        if explicit and displacement.chain and self.has_input_gradients:
-            self.p_h = []
+    def free_recorded(self, displacement: Displacement) -> None:
+        """Drop p_h, or x, where the forward sweep needs only the per-sample gradients, which are explicit."""
+        stored = isinstance(self._balanced, Stored)
+        if not (stored or isinstance(self._gradients, Explicit)):
+            return
+        if displacement.chain:
+            if self.has_input_gradients:
+                self.p_h = []
+        elif stored and (not self.moves or self.p_x[0] is None):  # the ledger needs p_h alone
+            self.x = self.x.new_empty(len(self.x), 0)
 
     @property
     def sketched(self) -> Sketch | None:

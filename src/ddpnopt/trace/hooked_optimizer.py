@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddpnopt.errors import OptionError
 from ddpnopt.trace.hooks import Capture
@@ -67,7 +67,9 @@ class HookedOptimizer(torch.optim.Optimizer):
         self._loss_value = loss_value(returned if loss is None else loss, given=loss is not None)
         if self._loss_value is None:
             self._loss_value = self._seen_loss()
-        self._make_dense()
+        for p in self._with_gradient():
+            if p.grad is not None and p.grad.is_sparse:  # an embedding without feedback; all sums here need dense ones
+                p.grad = p.grad.to_dense()
         changed = self._capture.untouched.was_changed() and not hasattr(self, "found_inf")
         try:
             if not hasattr(self, "found_inf") or self._unscaled():  # set by a GradScaler
@@ -78,15 +80,12 @@ class HookedOptimizer(torch.optim.Optimizer):
         finally:
             self._loss_value = None
             self._capture.arrivals.clear()
-            self._capture.unseen.remember(p for group in self.param_groups for p in group["params"])
+            self._capture.unseen.remember(self._with_gradient())
         return returned
 
-    def _make_dense(self) -> None:
-        """Sparse gradients (`nn.Embedding(sparse=True)` without feedback) as dense ones, which all sums here need."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None and p.grad.is_sparse:
-                    p.grad = p.grad.to_dense()
+    def _with_gradient(self) -> list[nn.Parameter]:
+        """In most steps none or few: autograd does not compute those of layers with feedback."""
+        return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
 
     def _seen_loss(self) -> float | None:
         """The loss that backward() was called on, without the scale of a GradScaler."""
@@ -107,7 +106,7 @@ class HookedOptimizer(torch.optim.Optimizer):
 
     def _unscaled(self) -> bool:
         """Remove the scale of a GradScaler from all gradients; False after an overflow, when no step is taken."""
-        if self._capture.untouched.is_all_of([p for g in self.param_groups for p in g["params"] if p.grad is not None]):
+        if self._capture.untouched.is_all_of(self._with_gradient()):
             self.found_inf: Any = 0  # as a sum over no gradients
         unscaled = self._factor_of_unscaling()
         factor = scaler_factor(self, weight_grads=unscaled is not None or not self._capture.skip_weight_grads)
@@ -117,7 +116,7 @@ class HookedOptimizer(torch.optim.Optimizer):
         if unscaled is not None:  # `.grad` has it already
             self._scale_recorded(unscaled)
         elif factor != 1.0:
-            grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+            grads = [p.grad for p in self._with_gradient() if p.grad is not None]
             if grads:
                 torch._foreach_mul_(grads, factor)
             self._scale_recorded(factor)
@@ -130,7 +129,7 @@ class HookedOptimizer(torch.optim.Optimizer):
             or getattr(self, "grad_scale", None) is not None
         ):
             return None
-        return traced_factor(p for group in self.param_groups for p in group["params"])
+        return traced_factor(self._with_gradient())
 
     def _scale_recorded(self, factor: float) -> None:
         for recording in self._capture.arrivals.passes():

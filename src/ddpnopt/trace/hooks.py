@@ -44,7 +44,7 @@ from ddpnopt.trace.rescaling import watch_overflow
 from ddpnopt.trace.sources import Asked, Source, source_of
 from ddpnopt.trace.unseen import Unseen
 from ddpnopt.trace.untouched import Untouched
-from ddpnopt.trace.weight_uses import WeightUses, can_be_noted
+from ddpnopt.trace.weight_uses import Noted, WeightUses, can_be_noted
 
 
 class _Hook:
@@ -127,7 +127,8 @@ class Capture(Intercepting):
         self._serial = 0
         self._anchor = torch.empty(0, requires_grad=True)
         self._anchor_node = self._anchor.view_as(self._anchor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-        self._input: Tensor | None = None  # of the layer that is running, if all uses of its weight are noted
+        # what notes all uses of the weight of the layer that is running, and its input
+        self._noting: tuple[WeightUses, Tensor] | None = None
         self.wrapper: nn.Module | None = None  # DistributedDataParallel around the model, in the last forward pass
         self.batch_norms: list[tuple[str, nn.Module]] = [
             (n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
@@ -269,8 +270,8 @@ class Capture(Intercepting):
         recording.layers.append(record)
         if self._may_be_differentiated(recording, record):
             record.skipped = self.skip_weight_grads
-            record.noted = WeightUses.of(recording, model_layer.parameters, record.skipped, self._anchor)
-            self._input = x
+            record.noted = Noted(self.arrivals)
+            self._noting = WeightUses.of(recording, record, self._anchor), x
         else:
             self._skip_grads(model_layer)
             record.skipped = bool(self._without_grad)
@@ -281,8 +282,8 @@ class Capture(Intercepting):
             return None
         alias = x.view_as(x)  # to separate the gradient through this layer from that of other readers of x
         on_gradient(alias, partial(arrived_at_input, recording, record))
-        if record.noted is not None:
-            self._input = alias
+        if record.noted is not None and self._noting is not None:
+            self._noting = self._noting[0], alias
         return (alias,), {}
 
     def _may_be_differentiated(self, recording: Recording, record: LayerRecord) -> bool:
@@ -301,8 +302,9 @@ class Capture(Intercepting):
         record = recording.layers[-1] if recording is not None and recording.layers else None
         if h is None or recording is None or record is None or record.model_layer is not model_layer:
             return None
-        if record.noted is not None and self._input is not None:
-            h, self._input = record.noted.apply(self._input, model_layer.weight, module._parameters["bias"]), None
+        if record.noted is not None and self._noting is not None:
+            (uses, x), self._noting = self._noting, None
+            h = uses.apply(x, model_layer.weight, module._parameters["bias"])
         if self.wrapper is not None and record.skipped:  # it waits for all parameters, including the skipped ones
             h = Source.apply(h.clone() if h._is_view() else h, *model_layer.parameters)  # type: ignore[no-untyped-call]
         elif record.skipped and self.untouched.steps_left and record.noted is None and not self.compiled:

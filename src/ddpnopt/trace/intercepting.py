@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,12 @@ def transformed() -> bool:
 def _has_compiled_parts(model: nn.Module) -> bool:
     """Whether a module in the model is compiled: what happens inside of it is not seen."""
     return any(m._compiled_call_impl is not None or hasattr(m, "_torchdynamo_orig_callable") for m in model.modules())
+
+
+def _ignores(recording: weakref.ref[Recording]) -> bool:
+    """Whether a gradient is not that of the loss, or of a pass that nobody can step from any more."""
+    alive = recording()
+    return alive is None or is_derivative(alive)
 
 
 class Intercepting(Playback):
@@ -60,8 +67,9 @@ class Intercepting(Playback):
         """See all uses of parameters that belong to no layer, from now on."""
         if not self._loose or recording.autocast[0] or self.compiled or _has_compiled_parts(self.model):
             return  # compiled parts call functions that are not seen
-        ignores = partial(is_derivative, recording)
-        recording.loose = Uses(self._loose, partial(self._touched, recording), recording.samples, ignores=ignores)
+        pass_ = weakref.proxy(recording)  # which has these uses: no cycle, so that it ends with its last use
+        touch, samples = partial(self._touched, pass_), partial(Recording.samples, pass_)
+        recording.loose = Uses(self._loose, touch, samples, ignores=partial(_ignores, weakref.ref(recording)))
         self._intercept(self, recording.loose)
 
     def _without_samples(self, layer: ModelLayer, ids: Tensor, recording: Recording) -> bool:
@@ -76,7 +84,7 @@ class Intercepting(Playback):
         if recording.loose is None:
             self._watch_loose(recording)
         elif id(p) not in recording.loose.known:
-            recording.loose.known[id(p)] = Made(p, {p})
+            recording.loose.known[id(p)] = Made.of(p)
         return recording.loose is not None
 
     def _touched(self, recording: Recording, p: nn.Parameter) -> None:

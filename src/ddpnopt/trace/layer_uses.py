@@ -115,7 +115,7 @@ def leave(record: LayerRecord) -> None:
     """Leave a layer to the base optimizer, which needs its gradient in `.grad`."""
     if not record.skipped:
         return
-    if record.noted is not None and record.noted.recording.arrivals.differentiated:
+    if record.noted is not None and record.noted.arrivals.differentiated:
         own, record.skipped = record.noted.gradient(), False
     else:
         assert record.p_h is not None

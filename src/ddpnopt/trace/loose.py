@@ -8,6 +8,9 @@ that of the function on its part of the arguments, pulled back to the parameter,
 
 Only functions that are known to treat the samples in dimension 0 one by one take part. A parameter with any other use
 is left to the base optimizer.
+
+What is remembered hangs on hooks of autograd's graph, so it must not hold a tensor of that graph: neither counting
+references nor Python's collector could ever free such a cycle.
 """
 
 from __future__ import annotations
@@ -48,14 +51,18 @@ class UseError(Exception):
 
 @dataclass(eq=False)
 class Made:
-    """A tensor computed from parameters alone."""
+    """A tensor computed from parameters alone: a parameter itself, or how to compute it."""
 
-    tensor: Tensor
     roots: set[nn.Parameter]
-    func: Callable[..., Any] | None = None  # None: it is a parameter itself
-    args: Any = ()
+    parameter: nn.Parameter | None = None
+    func: Callable[..., Any] | None = None
+    args: Any = ()  # with tensors detached, and those computed from parameters replaced by what they are made of
     kwargs: Any = None
     index: int | None = None  # among several outputs
+
+    @classmethod
+    def of(cls, parameter: nn.Parameter) -> Made:
+        return cls({parameter}, parameter)
 
 
 @dataclass(eq=False)
@@ -63,7 +70,7 @@ class Meeting:
     """A function of samples and of tensors computed from parameters."""
 
     func: Callable[..., Any]
-    args: Any
+    args: Any  # as in `Made`
     kwargs: Any
     roots: set[nn.Parameter]
     out: Tensor
@@ -81,8 +88,8 @@ def tensors(tree: Any) -> Iterable[Tensor]:
         yield from tensors(list(tree.values()))
 
 
-def replaced(tree: Any, change: Callable[[Tensor], Any]) -> Any:
-    if isinstance(tree, Tensor):
+def replaced(tree: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(tree, (Tensor, Made)):
         return change(tree)
     if isinstance(tree, (tuple, list)):
         return type(tree)(replaced(part, change) for part in tree) if type(tree) in (tuple, list) else tree
@@ -94,7 +101,7 @@ class Watch(TorchFunctionMode):
 
     def __init__(self, parameters: Iterable[nn.Parameter], touch: Touch) -> None:
         super().__init__()
-        self.known = {id(p): Made(p, {p}) for p in parameters}
+        self.known = {id(p): Made.of(p) for p in parameters}
         self.touch = touch
         self.touched: set[nn.Parameter] = set()
 
@@ -137,7 +144,21 @@ class Uses(Watch):
         self.ignores = ignores  # whether the backward pass that is running is not that of the loss
         self.kept = kept  # whether outputs are cloned, so that they can be differentiated with respect to
         self.meetings: list[Meeting] = []
+        self._alive: list[Tensor] = []  # those in `known`, whose ids are theirs as long as they live
         self.left: set[nn.Parameter] = set()  # with a use that is not supported
+
+    def __exit__(self, *failed: Any) -> None:
+        super().__exit__(*failed)  # type: ignore[no-untyped-call]
+        self.known = {key: made for key, made in self.known.items() if made.parameter is not None}
+        self._alive.clear()
+
+    def forget(self) -> None:
+        """Drop what was remembered, when the gradients are known: hooks may hold this as long as the loss lives."""
+        self.meetings.clear()
+
+    def _kept(self, t: Tensor) -> Tensor | Made:
+        """An argument as it is remembered, without its graph."""
+        return self.known.get(id(t)) or t.detach()
 
     def seen(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Made]) -> Any:
         before = [(t, t._version) for t in tensors((args, kwargs)) if id(t) not in self.known]
@@ -147,14 +168,15 @@ class Uses(Watch):
             return out
         roots = {p for made in found for p in made.roots}
         B = self.samples()
-        others = [(t, version) for t, version in before if _has_samples(t, func, B)]
-        first = found[0].tensor
+        others = [(t.detach(), version) for t, version in before if _has_samples(t, func, B)]
+        first = next(t for t in tensors((args, kwargs)) if id(t) in self.known)
         expands = func in EXPANDING and outs[0].dim() > 0 and len(outs[0]) == B != (len(first) if first.dim() else 0)
         if expands or (others and (func in MEETING or func in IN_PLACE)):
             if len(outs) > 1 or not outs[0].dim() or len(outs[0]) % B:
                 self.left |= roots
                 return out
-            meeting = Meeting(IN_PLACE.get(func, func), args, kwargs, roots, outs[0], others)
+            kept = replaced(args, self._kept), replaced(kwargs, self._kept)
+            meeting = Meeting(IN_PLACE.get(func, func), *kept, roots, outs[0], others)
             self.meetings.append(meeting)
             if self.kept:
                 return out if func in IN_PLACE else out.clone()
@@ -163,9 +185,11 @@ class Uses(Watch):
         elif func is F.embedding and not shared(args[0], B):
             self.left |= roots  # ids of samples that are not in dimension 0
         elif not others and func in OF_PARAMETERS:
+            kept = replaced(args, self._kept), replaced(kwargs, self._kept)
             for k, each in enumerate(outs):
                 index = None if isinstance(out, Tensor) else k
-                self.known[id(each)] = Made(each, roots, WITH_RULES.get(func, func), args, kwargs, index)
+                self.known[id(each)] = Made(roots, None, WITH_RULES.get(func, func), *kept, index)
+                self._alive.append(each)
         else:
             self.left |= roots
         return out
@@ -207,14 +231,14 @@ class Uses(Watch):
         per_sample: list[Tensor] = []  # arguments with samples, (B, k, …)
         places: dict[int, int] = {}
         for t in tensors((meeting.args, meeting.kwargs)):
-            if id(t) not in self.known and id(t) not in places and _has_samples(t, meeting.func, B):
+            if id(t) not in places and _has_samples(t, meeting.func, B):
                 places[id(t)] = len(per_sample)
-                per_sample.append(t.detach().unflatten(0, (B, -1)))
+                per_sample.append(t.unflatten(0, (B, -1)))
 
         def of_sample(sample: Tensor, parts: list[Tensor], q: Tensor) -> tuple[Tensor, ...]:
             def output(*u: Tensor) -> Tensor:
-                env = dict(zip(map(id, roots), u, strict=True))
-                change = partial(self._value, env=env, places=places, parts=parts)
+                env: dict[Any, Tensor] = dict(zip(roots, u, strict=True))
+                change = partial(_value, env=env, places=places, parts=parts)
                 out: Tensor = meeting.func(*replaced(meeting.args, change), **replaced(meeting.kwargs, change))
                 if per_sample:
                     return out
@@ -229,34 +253,19 @@ class Uses(Watch):
             each = torch.func.vmap(of_sample)(torch.arange(B, device=g.device), per_sample, q)
         return [gradient.detach() for gradient in each]
 
-    def _value(self, t: Tensor, *, env: dict[int, Tensor], places: dict[int, int], parts: list[Tensor]) -> Any:
-        """An argument of a function, for one sample and other values of the parameters."""
-        if id(t) in env:
-            return env[id(t)]
-        if id(t) in places:
-            return parts[places[id(t)]]
-        made = self.known.get(id(t))
-        if made is None or made.func is None:
-            return t.detach()
-        change = partial(self._value, env=env, places=places, parts=parts)
-        out = made.func(*replaced(made.args, change), **replaced(made.kwargs, change))
-        env[id(t)] = out if made.index is None else out[made.index]
-        return env[id(t)]
-
-    def _plain(self, meeting: Meeting, g: Tensor, roots: list[nn.Parameter], B: int) -> Tensor | None:
+    @staticmethod
+    def _plain(meeting: Meeting, g: Tensor, roots: list[nn.Parameter], B: int) -> Tensor | None:
         """The gradients for x + u and x u, without a graph; None for anything else."""
         args = meeting.args
         if len(args) != 2 or meeting.kwargs or len(roots) != 1 or meeting.func not in SUMS | PRODUCTS or len(g) != B:
             return None
         u = roots[0]
-        x, y = args[0], args[1]
-        if (x is u) == (y is u):
-            return None
-        other = y if x is u else x
-        if isinstance(other, Tensor) and id(other) in self.known:
+        is_u = [isinstance(each, Made) and each.parameter is u for each in args]
+        other = args[1] if is_u[0] else args[0]
+        if is_u[0] == is_u[1] or isinstance(other, Made):
             return None
         if meeting.func in PRODUCTS:
-            g = g * (other.detach() if isinstance(other, Tensor) else other)
+            g = g * other
         if u.dim() == g.dim() and len(u) == B and B > 1:
             return None  # a table with a row for each place in dimension 0, which are no samples
         over = g.dim() - u.dim()  # dimensions that u has not
@@ -274,6 +283,22 @@ class Uses(Watch):
             if meeting.gradient is not None:
                 wide = torch.promote_types(meeting.gradient.dtype, torch.float32)
                 meeting.gradient = meeting.gradient.to(wide) * factor
+
+
+def _value(t: Tensor | Made, *, env: dict[Any, Tensor], places: dict[int, int], parts: list[Tensor]) -> Tensor:
+    """An argument of a function, for one sample and other values of the parameters."""
+    if isinstance(t, Tensor):
+        return parts[places[id(t)]] if id(t) in places else t
+    key = t if t.parameter is None else t.parameter
+    if key in env:
+        return env[key]
+    if t.func is None:
+        assert t.parameter is not None
+        return t.parameter.detach()
+    change = partial(_value, env=env, places=places, parts=parts)
+    out = t.func(*replaced(t.args, change), **replaced(t.kwargs, change))
+    env[key] = out if t.index is None else out[t.index]
+    return env[key]
 
 
 def _has_samples(t: Tensor, func: Callable[..., Any], B: int) -> bool:

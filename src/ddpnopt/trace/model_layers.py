@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddpnopt._checks import listed
 from ddpnopt.errors import ModelError, OptionError
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.elementwise import ScaleShift
@@ -165,6 +166,12 @@ def find_layers(
     unknown = exclude - modules.keys()
     if unknown:
         raise OptionError(f"exclude: the model has no module {', '.join(sorted(unknown))}.")
+    lazy = [name for name, p in model.named_parameters() if p in mine and nn.parameter.is_lazy(p)]
+    if lazy:
+        raise ModelError(
+            f"{listed(lazy)} of lazy modules have no shape yet: run one batch through the model, model(inputs), before "
+            "DDPNOpt(model)."
+        )
     uses = Counter(p for m in modules.values() for p in m._parameters.values() if p is not None)
     layers: list[ModelLayer] = []
     inside: set[nn.Module] = set()  # layers that are pieces of a fused module around them
@@ -204,7 +211,7 @@ def _loose(
         special = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and describe(module) is None
         excluded = any(name == e or name.startswith(f"{e}.") for e in exclude)
         for own, p in module._parameters.items():
-            if p is None or p in done or p not in mine or not p.requires_grad or nn.parameter.is_lazy(p):
+            if p is None or p in done or p not in mine or not p.requires_grad:
                 continue
             done.add(p)
             if not special and not excluded and p.numel() and not p.is_complex():

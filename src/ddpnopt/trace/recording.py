@@ -23,7 +23,7 @@ from ddpnopt.trace.model_layers import ModelLayer
 if TYPE_CHECKING:
     from ddpnopt.trace.arrivals import Arrivals
     from ddpnopt.trace.loose import Uses
-    from ddpnopt.trace.weight_uses import WeightUses
+    from ddpnopt.trace.weight_uses import Noted
 
 EMPTY = torch.empty(0)
 RETURNED = "_returned_by_ddpnopt_model"  # mark on the outputs of a recorded pass
@@ -49,7 +49,7 @@ class LayerRecord:
     span: tuple[int, int] | None = None  # of the outputs that were computed; None: all
     layouts: list[Layout | None] = field(default_factory=lambda: [None])  # of each use: if not in dimension 0
     other_parts: list[tuple[int, Tensor]] = field(default_factory=list)  # p_h in further parts of the backward pass
-    noted: WeightUses | None = None  # all uses of the weight, where derivatives may become part of the loss
+    noted: Noted | None = None  # all uses of the weight, where derivatives may become part of the loss
     _h: Tensor | None = None
     _version: int = 0
 
@@ -145,6 +145,7 @@ class Recording:
             if isinstance(record.layer, Given) and p is not None:
                 record.p_h, record.x = p, p.new_ones(B, 1)
                 record.h_shape, record.x_version = p.shape, record.x._version
+        self.loose.forget()
         self.loose = None
 
     def finish(self) -> None:

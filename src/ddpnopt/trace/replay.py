@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -79,7 +80,8 @@ class Playback:
         return bool(self._loose) and any(isinstance(record.layer, Given) for record in recording.layers)
 
     def _touching(self, visitor: Visitor) -> Touch:
-        return lambda p: visitor.touch(self._loose[p])
+        one = weakref.proxy(visitor)  # which has what calls this
+        return lambda p: one.touch(self._loose[p])
 
     @contextmanager
     def buffers_kept(self) -> Iterator[None]:

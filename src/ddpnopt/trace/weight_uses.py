@@ -9,7 +9,7 @@ samples follow (`ddpnopt.linear.uses`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,40 +20,19 @@ from ddpnopt.linear.layer import Parts
 from ddpnopt.linear.linear import Linear
 from ddpnopt.linear.uses import Use, gradient_of
 from ddpnopt.trace.model_layers import ModelLayer
-from ddpnopt.trace.recording import Recording, is_derivative
+from ddpnopt.trace.recording import LayerRecord, Recording, is_derivative
+
+if TYPE_CHECKING:
+    from ddpnopt.trace.arrivals import Arrivals
 
 
 @dataclass(eq=False)
-class WeightUses:
-    """The uses of one layer's weight in one pass, noted in the backward pass of the loss."""
+class Noted:
+    """The uses of one layer's weight in one pass, from the backward pass of the loss."""
 
-    recording: Recording
-    skipped: bool  # whether autograd is spared the weight gradients
-    anchor: Tensor  # makes each use a node of the graph, and tells the backward pass of the loss from others
-    nodes: list[Any]  # that accumulate the gradients of weight and bias
+    arrivals: Arrivals
     found: list[Use] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)  # of the backward pass (`trace.parts`) that each is from
-
-    @classmethod
-    def of(cls, recording: Recording, parameters: list[nn.Parameter], skipped: bool, anchor: Tensor) -> WeightUses:
-        nodes = [p.view_as(p).grad_fn.next_functions[0][0] for p in parameters]  # type: ignore[union-attr]
-        return cls(recording, skipped, anchor, nodes)
-
-    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """h = W x + b."""
-        h: Tensor = _Applied.apply(x, weight, bias, self.anchor, self)  # type: ignore[no-untyped-call]
-        return h
-
-    def note(self, x: Tensor, p: Tensor, biased: bool) -> None:
-        arrivals = self.recording.arrivals
-        if not is_derivative(self.recording):
-            arrivals.note_uses(self.recording)
-            self.found.append((x.detach(), p.detach(), biased))
-            self.parts.append(arrivals.part)
-
-    def wants_weight_gradients(self) -> bool:
-        """Whether the backward pass that is running has to return the gradients of weight and bias."""
-        return any(map(_will_run, self.nodes)) if torch.is_grad_enabled() else not self.skipped
 
     def gradient(self) -> Parts:
         """The sum over all uses: [W, b], or less where there is none."""
@@ -62,6 +41,39 @@ class WeightUses:
     def scale(self, factor: float) -> None:
         """Replace the gradients by those of `factor` times the loss."""
         self.found = [(x, p * factor, biased) for x, p, biased in self.found]
+
+
+@dataclass(eq=False)
+class WeightUses:
+    """What notes these uses. The nodes of the graph have it: the recording has only the notes, so there is no cycle."""
+
+    recording: Recording
+    noted: Noted
+    skipped: bool  # whether autograd is spared the weight gradients
+    anchor: Tensor  # makes each use a node of the graph, and tells the backward pass of the loss from others
+    nodes: list[Any]  # that accumulate the gradients of weight and bias
+
+    @classmethod
+    def of(cls, recording: Recording, record: LayerRecord, anchor: Tensor) -> WeightUses:
+        nodes = [p.view_as(p).grad_fn.next_functions[0][0] for p in record.parameters]  # type: ignore[union-attr]
+        assert record.noted is not None
+        return cls(recording, record.noted, record.skipped, anchor, nodes)
+
+    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """h = W x + b."""
+        h: Tensor = _Applied.apply(x, weight, bias, self.anchor, self)  # type: ignore[no-untyped-call]
+        return h
+
+    def note(self, x: Tensor, p: Tensor, biased: bool) -> None:
+        arrivals = self.noted.arrivals
+        if not is_derivative(self.recording):
+            arrivals.note_uses(self.recording)
+            self.noted.found.append((x.detach(), p.detach(), biased))
+            self.noted.parts.append(arrivals.part)
+
+    def wants_weight_gradients(self) -> bool:
+        """Whether the backward pass that is running has to return the gradients of weight and bias."""
+        return any(map(_will_run, self.nodes)) if torch.is_grad_enabled() else not self.skipped
 
 
 def _will_run(node: Any) -> bool:

@@ -121,7 +121,7 @@ class Batch:
 
     def backward(self, stage: Stage, metric: Metric) -> Policy:
         gradients, solve = self.couple(stage, metric)
-        stage.free_output_gradients(self.displacement)
+        stage.free_recorded(self.displacement)
         alone = self.peers.alone
 
         def policy(x_hat: Tensor | None) -> Direction:

@@ -31,7 +31,8 @@ class Joint(ScaleFree):
     def _balance(self, stage: Stage) -> None:
         if stage.balance is None:
             # a weight that is used transposed, too, has no features of its own on either side
-            stage.balance = Diagonal(None, None, lambda: [torch.ones_like(part) for part in stage.u])
+            weights = stage.weights  # not the stage, which will have what is made here
+            stage.balance = Diagonal(None, None, lambda: [torch.ones_like(part) for part in weights])
 
     def solve(self, damping: float, fraction: float) -> float:
         """Solve the system for a damping relative to the mean diagonal of A; the step is a fraction of the solution.

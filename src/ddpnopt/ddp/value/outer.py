@@ -81,7 +81,7 @@ class Outer:
         self.L = L * keep
         gain = self.L if self.guard else L  # of the feedback
         if a is None and isinstance(zeta, Explicit):
-            stage.free_output_gradients(self.displacement)
+            stage.free_recorded(self.displacement)
 
         def policy(x_hat: Tensor | None) -> Direction:
             c = self.displacement.at(stage, x_hat)

@@ -1,0 +1,216 @@
+"""One step of `DDPNOpt(model)` with dense matrices, on any graph whose samples do not see each other.
+
+Per-sample gradients are those that autograd finds for each sample's own loss, through all uses of a weight. Hooks of
+this file's own see the inputs of layers and the gradients at their outputs. What is taken from the optimizer are two
+numbers, the fraction of the loss that the step asks for and the factor of the last update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddpnopt.ddp.balance import DECAY, FLOOR
+from ddpnopt.ddp.covariance import CHANGED
+from ddpnopt.ddp.value.scale_free import DAMPING, LEAST_LOSS
+
+Shares = Callable[[Tensor], Tensor]
+"""Each sample's share of the batch loss, from the model's output."""
+
+
+@dataclass(eq=False)
+class Running:
+    """The running average of a matrix, or of a profile, and of the logarithm of the scale."""
+
+    total: Any = 0.0
+    weight: float = 0.0
+    log_scale: float = 0.0
+    used: Tensor | None = None
+
+    def see(self, new: Tensor) -> None:
+        mean = new.diagonal().mean() if new.dim() == 2 else new.mean()
+        self.total = DECAY * self.total + (1 - DECAY) * new / mean
+        self.weight = DECAY * self.weight + 1 - DECAY
+        self.log_scale = DECAY * self.log_scale + (1 - DECAY) * float(mean.log())
+
+    @property
+    def scale(self) -> float:
+        return float(torch.tensor(0.5 * self.log_scale / self.weight).exp())
+
+    def root(self) -> Tensor:
+        """(C + floor)^-1/4 of the matrix; one that has hardly changed keeps its root."""
+        C = self.total / self.weight
+        if self.used is None or float((C - self.used).norm()) > CHANGED * float(self.used.norm()):
+            self.used = C
+        values, Q = torch.linalg.eigh(self.used)
+        return Q @ torch.diag((values.clamp_min(0) + FLOOR) ** -0.25) @ Q.T
+
+    def factors(self) -> Tensor:
+        return (self.total / self.weight + FLOOR) ** -0.25
+
+
+@dataclass(eq=False)
+class Control:
+    """The weights that one stage updates: of a module, or a parameter that belongs to no layer."""
+
+    module: nn.Module  # before whose first call they are updated
+    parameters: list[nn.Parameter]
+    loose: bool = False
+    inputs: Running = field(default_factory=Running)
+    outputs: Running = field(default_factory=Running)
+    least: float = 0.0
+    last: list[Tensor] | None = None  # old minus new weights of the last step
+    # of one step
+    uses: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # input, and output with its graph
+    p: list[Tensor] = field(default_factory=list)  # gradients at the outputs
+    P: list[Tensor] = field(default_factory=list)  # of each sample by each parameter, (B, …)
+
+    def state(self, x: Tensor) -> Tensor:
+        """What the weights act on."""
+        if isinstance(self.module, nn.LayerNorm):
+            return F.layer_norm(x, self.module.normalized_shape, eps=self.module.eps)
+        return x
+
+    def apply(self, x: Tensor, u: list[Tensor]) -> Tensor:
+        """The layer with other weights, on a state."""
+        if isinstance(self.module, nn.LayerNorm):
+            return x * u[0] + u[1]
+        return F.embedding(x, u[0]) if isinstance(self.module, nn.Embedding) else F.linear(x, *u)
+
+    def effect(self, x_hat: Tensor, du: list[Tensor]) -> Tensor:
+        """What du does to each sample's loss, to first order: the first use on its new input, others on the old."""
+        if self.loose:
+            return self.P[0].flatten(1) @ du[0].flatten()
+        inputs = [x_hat, *(self.state(x) for x, _ in self.uses[1:])]
+        return sum((p * self.apply(x, du)).flatten(1).sum(1) for x, p in zip(inputs, self.p, strict=True))
+
+    def balance(self) -> Callable[[list[Tensor]], list[Tensor]]:
+        """From gradients in the weights to gradients in balanced variables, and from steps there to steps."""
+        rows = torch.cat([p.reshape(-1, p.shape[-1]) for p in self.p]) if self.p else None
+        if self.loose:
+            self.outputs.see(self.P[0].flatten(1).square().mean(0))
+            psi = self.outputs.factors().view_as(self.parameters[0])
+            return lambda parts: [parts[0] * psi]
+        assert rows is not None
+        if isinstance(self.module, nn.LayerNorm):
+            return lambda parts: parts
+        if isinstance(self.module, nn.Embedding):
+            self.outputs.see(rows.square().mean(0))
+            psi = self.outputs.factors()
+            return lambda parts: [parts[0] * psi]
+        read = torch.cat([x.reshape(-1, x.shape[-1]) for x, _ in self.uses])
+        self.inputs.see(read.T @ read / len(read))
+        self.outputs.see(rows.T @ rows / len(rows))
+        A, G, column = self.inputs.root(), self.outputs.root(), self.inputs.scale
+        return lambda parts: [G @ parts[0] @ A, *(column * b @ G for b in parts[1:])]
+
+
+class DenseStep:
+    """Steps of a model; `chain` says whether each layer reads the layer before it and nothing else."""
+
+    def __init__(self, model: nn.Module, controls: list[Control], *, chain: bool = False) -> None:
+        self.model, self.controls, self.chain = model, controls, chain
+
+    def step(self, x: Tensor, shares_of: Shares, fraction: float, memory: float) -> None:
+        for control in self.controls:
+            control.uses, control.p = [], []
+        phi = self._record(x, shares_of)
+        phi = phi.clamp_min(LEAST_LOSS * phi.mean())
+        r, root = (2 * phi).sqrt(), (2 * phi).rsqrt()
+        balances = [control.balance() for control in self.controls]
+        etas, grams = [], []
+        for control, balance in zip(self.controls, balances, strict=True):
+            each = [torch.cat([part.flatten() for part in balance(list(P))]) for P in zip(*control.P, strict=True)]
+            inside = torch.stack(each)
+            size = float(control.parameters[0].detach().square().mean().sqrt())
+            control.least = control.least or size
+            K = inside @ inside.T
+            k = float((0.5 / phi * K.diagonal()).mean())
+            etas.append(max(size, control.least) * (inside.shape[1] / k) ** 0.5)
+            grams.append(etas[-1] * torch.outer(root, root) * K)
+        damping = DAMPING * torch.stack(grams).sum(0).diagonal().mean() * torch.eye(len(r))
+        prior = [
+            memory * _inner(control.P, control.last) if memory else torch.zeros_like(r) for control in self.controls
+        ]
+
+        def update(t: int, c: Tensor) -> list[Tensor]:
+            A, m = torch.stack(grams[t:]).sum(0), torch.stack(prior[t:]).sum(0)
+            w = root * torch.linalg.solve(A + damping, fraction * (r - root * m) + root * c)
+            control, balance = self.controls[t], balances[t]
+            d = balance(balance([torch.tensordot(w, P, 1) for P in control.P]))
+            du = [-etas[t] * part for part in d]
+            if memory and control.last is not None:
+                du = [a - fraction * memory * b for a, b in zip(du, control.last, strict=True)]
+            return du
+
+        self._sweep(x, update)
+
+    def _record(self, x: Tensor, shares_of: Shares) -> Tensor:
+        """The ordinary pass: what layers read and return, and the gradients of each sample; its losses."""
+        by_module = {control.module: control for control in self.controls}
+
+        def remember(module: nn.Module, args: tuple[Tensor, ...], h: Tensor) -> None:
+            by_module[module].uses.append((args[0].detach(), h))
+
+        with _hooks(self.controls, after=remember):
+            shares = shares_of(self.model(x))
+        for control in self.controls:
+            control.P = [torch.zeros(len(shares), *p.shape) for p in control.parameters]
+            for i, share in enumerate(shares):
+                found = torch.autograd.grad(share, control.parameters, retain_graph=True)
+                for P, own in zip(control.P, found, strict=True):
+                    P[i] = own
+            if not control.loose:
+                control.p = list(torch.autograd.grad(shares.sum(), [h for _, h in control.uses], retain_graph=True))
+        return shares.detach()
+
+    @torch.no_grad()
+    def _sweep(self, x: Tensor, update: Callable[[int, Tensor], list[Tensor]]) -> None:
+        """The second forward pass, in which each layer is updated before its first use."""
+        ledger = torch.zeros(len(x))
+        done: set[int] = set()
+        at = {control.module: t for t, control in enumerate(self.controls)}
+
+        def change(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            nonlocal ledger
+            t = at[module]
+            if t in done:
+                return
+            done.add(t)
+            control, c = self.controls[t], ledger
+            x_hat = control.state(args[0])
+            if self.chain:
+                c = torch.zeros(len(x))
+                if args[0].is_floating_point():
+                    moved = control.apply(x_hat, control.parameters) - control.apply(
+                        control.state(control.uses[0][0]), control.parameters
+                    )
+                    c = (control.p[0] * moved).flatten(1).sum(1)
+            du = update(t, c)
+            ledger = ledger + control.effect(x_hat, du)
+            control.last = [-part for part in du]
+            for p, part in zip(control.parameters, du, strict=True):
+                p.add_(part)
+
+        with _hooks(self.controls, before=change):
+            self.model(x)
+
+
+@contextmanager
+def _hooks(controls: list[Control], before: Any = None, after: Any = None) -> Iterator[None]:
+    handles = [control.module.register_forward_pre_hook(before) for control in controls if before is not None]
+    handles += [control.module.register_forward_hook(after) for control in controls if after is not None]
+    yield
+    for handle in handles:
+        handle.remove()
+
+
+def _inner(P: list[Tensor], step: list[Tensor] | None) -> Tensor:
+    assert step is not None
+    return sum(each.flatten(1) @ part.flatten() for each, part in zip(P, step, strict=True))
