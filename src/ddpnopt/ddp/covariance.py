@@ -100,9 +100,8 @@ class Root:
         levels, lead = self.kept["levels"][: basis.shape[1]], k // 2
         Q = basis[:, levels.argsort()[:lead]]  # the smallest roots have the largest moments
         generator = torch.Generator().manual_seed(self.kept.get("seed", 0))
-        Z = torch.randn(n, k - lead, generator=generator).to(basis)
-        Z = torch.linalg.qr(Z - Q @ (Q.T @ Z))[0] * ((n - lead) / (k - lead)) ** 0.5
-        rows = torch.cat([Q, Z], 1).T
+        Z = torch.randn(n, k - lead, generator=generator).to(basis) / (k - lead) ** 0.5
+        rows = torch.cat([Q, Z - Q @ (Q.T @ Z)], 1).T
         return [self.times(rows, -1, times).T.contiguous() for times in (1, -1)]
 
     @property
