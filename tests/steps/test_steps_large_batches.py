@@ -73,6 +73,28 @@ def test_small_batches_and_prime_numbers_of_samples_are_not_grouped(
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("sizes", [(12, 12), (12, 6, 6), (10, 7, 7)], ids=["equal", "unequal", "without a divisor"])
+def test_micro_batches_give_the_step_of_the_whole_batch(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = torch.randn(24, 5), torch.randint(3, (24,))
+    found = []
+    for parts in (sizes, (24,)):
+        if sizes == (10, 7, 7) and parts != sizes:  # micro-batches that have no groups of one size are not grouped
+            monkeypatch.setattr(arrangement, "MOST", 1000)
+        torch.manual_seed(0)
+        model = Residual()
+        opt = DDPNOpt(model)
+        for _ in range(3):
+            opt.zero_grad()
+            for some, labels in zip(x.split(parts), y.split(parts), strict=True):
+                (F.cross_entropy(model(some), labels) * (len(some) / 24)).backward()
+            opt.step()
+        found.append(model)
+    for a, b in zip(found[0].parameters(), found[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
 class Pictures(nn.Module):
     """Convolutions, norms over the batch and an embedding of a second input."""
 
