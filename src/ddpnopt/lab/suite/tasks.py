@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from ddpnopt.lab.suite import (
     actor_critic,
+    convolution_kinds,
     counting,
     densities,
     embeddings,
     fully_connected,
+    gated_layers,
     generative,
     keypoints,
+    latent_pictures,
+    latent_reading,
     likelihoods,
+    maps,
+    masked_language,
     masked_patches,
     photo_outputs,
+    pretrained,
+    recurrences,
     recurrent,
     regression,
     reinforcement,
@@ -49,6 +57,14 @@ MODULES = (
     sets_and_graphs,
     views,
     actor_critic,
+    gated_layers,
+    convolution_kinds,
+    latent_reading,
+    pretrained,
+    masked_language,
+    recurrences,
+    latent_pictures,
+    maps,
 )
 
 TASKS: dict[str, SuiteTask] = {task.name: task for module in MODULES for task in module.TASKS}
