@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpnopt.lab.suite import (
     actor_critic,
+    batch_extremes,
     convolution_kinds,
     counting,
     densities,
@@ -15,9 +16,11 @@ from ddpnopt.lab.suite import (
     latent_pictures,
     latent_reading,
     likelihoods,
+    logged_control,
     maps,
     masked_language,
     masked_patches,
+    orders,
     photo_outputs,
     pretrained,
     recurrences,
@@ -27,11 +30,13 @@ from ddpnopt.lab.suite import (
     sequences,
     sets_and_graphs,
     signals,
+    skewed_targets,
     tabular,
     tokens,
     variants,
     views,
     vision,
+    vocabularies,
 )
 from ddpnopt.lab.suite.task import SuiteTask
 
@@ -65,6 +70,11 @@ MODULES = (
     recurrences,
     latent_pictures,
     maps,
+    skewed_targets,
+    orders,
+    batch_extremes,
+    vocabularies,
+    logged_control,
 )
 
 TASKS: dict[str, SuiteTask] = {task.name: task for module in MODULES for task in module.TASKS}
