@@ -33,18 +33,18 @@ def chaotic_series(number: int = 1500, length: int = 64) -> tuple[Splits, float]
 
 
 class Dilated(nn.Module):
-    """WaveNet's layer: two causal filters, one of them a gate; part goes on, part is heard at the end."""
+    """WaveNet's layer: two causal filters, one of them a gate; part goes on except in the last, part is heard."""
 
-    def __init__(self, width: int, dilation: int) -> None:
+    def __init__(self, width: int, dilation: int, last: bool) -> None:
         super().__init__()
         self.dilation = dilation
         self.filters = nn.Conv1d(width, 2 * width, 2, dilation=dilation)
-        self.onwards, self.heard = nn.Conv1d(width, width, 1), nn.Conv1d(width, 2 * width, 1)
+        self.onwards, self.heard = None if last else nn.Conv1d(width, width, 1), nn.Conv1d(width, 2 * width, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         signal, gate = self.filters(F.pad(x, (self.dilation, 0))).chunk(2, 1)
         h = torch.tanh(signal) * torch.sigmoid(gate)
-        return x + self.onwards(h), self.heard(h)
+        return x if self.onwards is None else x + self.onwards(h), self.heard(h)
 
 
 class WaveNet(nn.Module):
@@ -53,7 +53,7 @@ class WaveNet(nn.Module):
     def __init__(self, width: int = 20) -> None:
         super().__init__()
         self.levels = nn.Embedding(LEVELS, width)
-        self.layers = nn.ModuleList(Dilated(width, 2**k) for k in range(5))
+        self.layers = nn.ModuleList(Dilated(width, 2**k, last=k == 4) for k in range(5))
         self.hidden, self.head = nn.Conv1d(2 * width, 2 * width, 1), nn.Conv1d(2 * width, LEVELS, 1)
 
     def forward(self, codes: Tensor) -> Tensor:
