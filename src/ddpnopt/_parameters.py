@@ -146,7 +146,7 @@ class Parameters:
             self._update([p], LayerSettings(lr, momentum, l_u, self._state_of([p])), curvature, None, {})
 
     def update_by_distance(self, parameters: list[nn.Parameter], distance: Distance, share: float = math.inf) -> None:
-        """Update parameters without feedback next to steps of automatic length, by no more than a share of their size."""
+        """Update parameters without feedback, each by no more than a share of its size."""
         group_of = {p: group for group in self.groups for p in group["params"]}
         gradients = []
         for p in parameters:

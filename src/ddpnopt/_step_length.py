@@ -41,7 +41,8 @@ def choose_fraction(step: Step, value: ScaleFree, shorter: float) -> None:
             length.feel(slope / found.loss)
             if not step.certain:
                 length.learn_from_slope(found, slope / found.loss)
-        step.chosen, step.evidence = length.choose(found), found
+        coupled = any(module.training for _, module in step.passes.batch_norms)
+        step.chosen, step.evidence = length.choose(found, coupled=coupled), found
     # lr is a factor here: a scheduler may shorten all steps
     step.asked = step.chosen * shorter
     step.fraction = step.asked * max(float(group["lr"]) for group in step.opt.param_groups)
