@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddpnopt import DDPNOpt
+from ddpnopt import DDPNOpt, _step
 from ddpnopt.trace import arrangement
 
 
@@ -31,6 +33,18 @@ class Residual(nn.Module):
         return self.out(self.norm(h + torch.tanh(self.inside(h))))
 
 
+class Loose(nn.Module):
+    """Parameters that belong to no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(5, 7), nn.Linear(7, 3)
+        self.scale, self.shift = nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.scale * self.first(x) + self.shift))
+
+
 def chain() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3))
 
@@ -52,7 +66,7 @@ def trained(make: type[nn.Module], samples: int, groups: int | None) -> tuple[nn
     return model, opt
 
 
-@pytest.mark.parametrize("make", [chain, Residual], ids=["chain", "residual"])
+@pytest.mark.parametrize("make", [chain, Residual, Loose], ids=["chain", "residual", "loose parameters"])
 @pytest.mark.parametrize(("samples", "groups"), [(16, 8), (24, 8), (10, 5), (28, 7)])
 def test_a_large_batch_is_one_of_groups_as_samples(make: type[nn.Module], samples: int, groups: int) -> None:
     flat, opt = trained(make, samples, None)
@@ -92,6 +106,22 @@ def test_micro_batches_give_the_step_of_the_whole_batch(
             opt.step()
         found.append(model)
     for a, b in zip(found[0].parameters(), found[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+def test_a_repeated_step_recomputes_the_gradients_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that are refused once, and made again with a quarter of the length."""
+    accept, calls = _step.accept_length, []
+
+    def refuse_first(*args: Any) -> float:
+        calls.append(args)
+        return 0.25 if len(calls) % 2 else accept(*args)
+
+    monkeypatch.setattr(_step, "accept_length", refuse_first)
+    flat, opt = trained(Loose, 24, None)
+    assert opt.report.shortened == 4
+    grouped, _ = trained(Loose, 24, 8)
+    for a, b in zip(flat.parameters(), grouped.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 

@@ -165,13 +165,18 @@ def _group(recordings: list[Recording]) -> None:
         of_pass[recording.task] = max(batch, of_pass.get(recording.task, 0))
     least, common = -(-sum(of_pass.values()) // MOST), gcd(*batches)
     size = next((n for n in range(least, 4 * least) if common % n == 0), 1)
-    records = [record for recording in recordings for record in recording.layers]
-    if size == 1 or any(isinstance(r.layer, Given) or r.model_layer.recurrent for r in records):
+    if size == 1 or any(record.model_layer.recurrent for recording in recordings for record in recording.layers):
         return
     for recording, batch in zip(recordings, batches, strict=True):
         layout = Layout(BLOCKS, batch // size)
+        recording.group = size
         for record in recording.layers:
-            record.layouts = [layout]
+            if isinstance(record.layer, Given):
+                assert record.p_h is not None
+                record.p_h, record.x = layout.fold(record.p_h).sum(1), record.x[: batch // size]
+                record.h_shape, record.x_version = record.p_h.shape, record.x._version
+            else:
+                record.layouts = [layout]
         for position, output in zip(recording.positions, recording.outputs, strict=True):
             if output.dim() and len(output) == batch:
                 recording.layouts[position] = layout
