@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import MutableMapping, Sequence
 from typing import Any, NamedTuple
 
@@ -144,8 +145,8 @@ class Parameters:
                 lr, momentum = OPEN_LOOP_LR, 0.0
             self._update([p], LayerSettings(lr, momentum, l_u, self._state_of([p])), curvature, None, {})
 
-    def update_by_distance(self, parameters: list[nn.Parameter], distance: Distance) -> None:
-        """Update parameters without feedback next to steps of automatic length."""
+    def update_by_distance(self, parameters: list[nn.Parameter], distance: Distance, share: float = math.inf) -> None:
+        """Update parameters without feedback, each by no more than a share of its size."""
         group_of = {p: group for group in self.groups for p in group["params"]}
         gradients = []
         for p in parameters:
@@ -155,7 +156,7 @@ class Parameters:
             gradients.append(p.grad + decay * p.detach() if decay else p.grad)
         factors = [float(group_of[p]["lr"]) for p in parameters]
         values, gradients = _as_real([p.detach() for p in parameters]), _as_real(gradients)
-        distance.step(values, gradients, [self.state[p] for p in parameters], factors)
+        distance.step(values, gradients, [self.state[p] for p in parameters], factors, share)
 
     def update_recorded(self, record: LayerRecord, peers: Peers, mean: bool) -> None:
         """Q_ux = 0 (Proposition 1) for a curvature that uses inputs and output gradients: KFAC or EKFAC on `.grad`."""

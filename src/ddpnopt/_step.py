@@ -168,7 +168,7 @@ class Step:
                 total = self.penalties.taken_from(total)  # what is left is that of the outputs
             if opt._uses_losses:  # on the scale of the user's loss
                 total = opt._length.level(total)
-                self.losses = recognised_losses(recording, form.mean, total)
+                self.losses = recognised_losses(recording, form.mean, total, opt._search)
                 if opt._length.below_zero:
                     self.losses, opt._length.flatness = as_flat(self.losses, opt._length.flatness)
                 opt.report.loss = kind_of(self.losses)
@@ -246,6 +246,9 @@ class Step:
         del p_h, p_x, x  # the stages have them, and free them on the way
         scale = float(peers.batch(recording.batch_size)) if opt.form.mean else 1.0
         self.policies = backward_pass(self.stages, self.value, opt.curvature, scale)
+        if not self.displacement.chain:  # the ledger of combinations needs no gradient at the input
+            combined = (r.model_layer for r, s in zip(recording.layers, self.stages, strict=True) if s.sketched)
+            opt._capture.input_gradients.difference_update(combined)
         if isinstance(self.value, ScaleFree):
             choose_fraction(self, self.value, fraction)
         if opt.diagnostics:

@@ -42,7 +42,8 @@ def choose_fraction(step: Step, value: ScaleFree, shorter: float) -> None:
             length.feel(slope / found.loss)
             if not step.certain:
                 length.learn_from_slope(found, slope / found.loss)
-        step.chosen, step.evidence = length.choose(found), found
+        coupled = any(module.training for _, module in step.passes.batch_norms)
+        step.chosen, step.evidence = length.choose(found, coupled=coupled), found
     # lr is a factor here: a scheduler may shorten all steps
     step.asked = step.chosen * shorter
     step.fraction = step.asked * max(float(group["lr"]) for group in step.opt.param_groups)
@@ -67,7 +68,7 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
     if found.loss > 0:
         length.learn(found, step.asked, step.fraction, change)
     if step.rest:
-        step.opt._parameters.update_by_distance(step.rest, step.opt._distance)
+        step.opt._parameters.update_by_distance(step.rest, step.opt._distance, _mean_share_changed(step))
     return 1.0
 
 
@@ -91,6 +92,14 @@ def _share_changed(step: Step) -> float:
             norm = spectral_norm(change.movedim(outputs, 0).flatten(1))
         largest = max(largest, norm / size)
     return largest
+
+
+def _mean_share_changed(step: Step) -> float:
+    """By which share of their size the step has changed the weights: the root mean square over all layers."""
+    norms = stacked(torch._foreach_norm([update[0] for update in step.updates])).tolist()
+    sizes = [stage.size * max(1, stage.u[0].numel()) ** 0.5 for stage in step.stages]
+    shares = [norm / size for norm, size in zip(norms, sizes, strict=True)]
+    return (sum(share**2 for share in shares) / max(1, len(shares))) ** 0.5
 
 
 def _updates(step: Step) -> list[list[Tensor]]:

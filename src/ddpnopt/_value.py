@@ -12,7 +12,7 @@ from ddpnopt._checks import require, warn_user
 from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp import terminal as terminals
 from ddpnopt.ddp.loss import AnyLoss, UnknownLoss, sqrt_curvature
-from ddpnopt.ddp.recognise import recognise
+from ddpnopt.ddp.recognise import Search, recognise
 from ddpnopt.ddp.segment import JointSegment, Pullback, Segment
 from ddpnopt.ddp.stage import Displacement
 from ddpnopt.ddp.value import Batch, Blocks, Factored, Full, Outer, ScaleFree, ValueFunction
@@ -243,11 +243,14 @@ def single_output(recording: Recording) -> tuple[int, Tensor, Tensor]:
     return found[0]
 
 
-def recognised_losses(recording: Recording, mean: bool, total: float | None = None) -> Losses:
+def recognised_losses(
+    recording: Recording, mean: bool, total: float | None = None, search: Search | None = None
+) -> Losses:
     """The losses at the outputs, or at the last layer if the model has computed the loss itself.
 
-    `total` is the value of the batch loss, where the user has handed it over.
+    `total` is the value of the batch loss, where the user has handed it over; `search` knows of earlier steps.
     """
+    rare = search is None or search.is_due()
     dtype = recording.layers[0].parameters[0].dtype
     found = [(z, q, _narrow(recording.outputs[k], recording.q[k])) for k, z, q in outputs_with_gradient(recording)]
     if not found:
@@ -257,8 +260,12 @@ def recognised_losses(recording: Recording, mean: bool, total: float | None = No
         found = [(z, q, _narrow(last.p_h))]
         total = true_loss(recording) if total is None else total
     if total is None or len(found) == 1:
-        return [(z, recognise(z, q, mean, total, narrow)) for z, q, narrow in found]
-    return _shared_out(total, found, mean)
+        losses: Losses = [(z, recognise(z, q, mean, total, narrow, rare=rare)) for z, q, narrow in found]
+    else:
+        losses = _shared_out(total, found, mean, rare)
+    if search is not None:
+        search.note(success=are_certain(losses))
+    return losses
 
 
 def belong_together(recordings: list[Recording], form: ValueForm) -> bool:
@@ -276,9 +283,9 @@ def belong_together(recordings: list[Recording], form: ValueForm) -> bool:
     )
 
 
-def _shared_out(total: float, found: list[tuple[Tensor, Tensor, torch.dtype]], mean: bool) -> Losses:
+def _shared_out(total: float, found: list[tuple[Tensor, Tensor, torch.dtype]], mean: bool, rare: bool) -> Losses:
     """The losses at several outputs, which add up to `total`: those that are not recognised get what is left."""
-    losses: Losses = [(z, recognise(z, q, mean, None, narrow)) for z, q, narrow in found]
+    losses: Losses = [(z, recognise(z, q, mean, None, narrow, rare=rare)) for z, q, narrow in found]
     sums = [float(loss.per_sample(z).sum()) + loss.minimum() for z, loss in losses]
     open_ = [k for k, (_, loss) in enumerate(losses) if not loss.certain]
     rest = total - sum(value for k, value in enumerate(sums) if k not in open_)
@@ -286,7 +293,7 @@ def _shared_out(total: float, found: list[tuple[Tensor, Tensor, torch.dtype]], m
     for k in open_:
         z, q, narrow = found[k]
         if rest <= 0 or len(open_) == 1:  # with nothing left they have no level
-            losses[k] = (z, recognise(z, q, mean, max(rest, 0.0), narrow))
+            losses[k] = (z, recognise(z, q, mean, max(rest, 0.0), narrow, rare=rare))
         elif guessed > 0:
             losses[k] = (z, UnknownLoss.adding_up_to(rest * sums[k] / guessed, z, q))
     return losses

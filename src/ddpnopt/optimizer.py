@@ -23,6 +23,7 @@ from ddpnopt.checkpoint import STATE_KEY, check_state, state_header
 from ddpnopt.curvature.base import Curvature
 from ddpnopt.curvature.names import curvature_of
 from ddpnopt.ddp.distance import Distance
+from ddpnopt.ddp.recognise import Search
 from ddpnopt.ddp.step_length import StepLength
 from ddpnopt.ddp.terminal import TerminalOption
 from ddpnopt.ddp.trust import Trust
@@ -181,7 +182,7 @@ class DDPNOpt(HookedOptimizer):
         self.report, self._troubles = Report(), Troubles()
         self.steps, self.samples = 0, 0  # taken and seen so far
         self._length, self._distance, self._trust = StepLength(), Distance(), Trust()  # without a learning rate
-        self._uses_losses = diagnostics or self.form.uses_losses
+        self._uses_losses, self._search = diagnostics or self.form.uses_losses, Search()
         self._chains: dict[tuple[Any, ...], bool] = {}  # whether a sequence of layers is a chain, by signature
         self._averaging = Averaging() if (value == "batch" and feedback if average is None else average) else None
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpnopt import EKFAC, DDPNOpt
+from ddpnopt.ddp import sketched
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "optimizer"))
 
@@ -56,9 +59,23 @@ def ids(n: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randint(7, (n, 5), generator=g), torch.randint(3, (n,), generator=g)
 
 
+class Large(nn.Module):
+    """Tokens and vectors through layers with so many features that combinations of them are coupled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inside, self.skipped = nn.Linear(5, 48), nn.Linear(48, 40), nn.Linear(48, 40)
+        self.wide, self.out = nn.Linear(40, 36), nn.Linear(36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        h = torch.tanh(self.inside(h)) + self.skipped(h)
+        return self.out(torch.tanh(self.wide(h.mean(1))))
+
+
 NETS: dict[str, Any] = {
     "fcn": (fcn, vectors), "cnn": (cnn, images), "residual": (Residual, vectors), "normed": (normed, vectors),
-    "tokens": (attentive, tokens), "words": (Words, ids),
+    "tokens": (attentive, tokens), "words": (Words, ids), "large": (Large, tokens),
 }  # fmt: skip
 
 CASES: dict[str, tuple[str, dict[str, Any], bool]] = {  # network, options, whether in DistributedDataParallel
@@ -81,6 +98,8 @@ CASES: dict[str, tuple[str, dict[str, Any], bool]] = {  # network, options, whet
     "batch cnn in ddp": ("cnn", {}, True),
     "batch residual": ("residual", {}, False),
     "batch tokens": ("tokens", {}, False),
+    "batch large": ("large", {}, False),
+    "batch large in ddp": ("large", {}, True),
     "batch sum": ("fcn", {"reduction": "sum"}, False),
     "batch norm layers": ("normed", {}, False),
     "batch norm layers in ddp": ("normed", {}, True),
@@ -110,6 +129,18 @@ def of(size: int) -> list[str]:
     return list(CASES) if size == 4 else list(SOME)
 
 
+@contextmanager
+def counting_as_large(net: str) -> Iterator[None]:
+    """Let layers of this network count as large by their number of features alone."""
+    usual = sketched.WORK
+    if net == "large":
+        sketched.WORK = 0, 0
+    try:
+        yield
+    finally:
+        sketched.WORK = usual
+
+
 def train(case: str, rank: int = 0, size: int = 1, group: Any = None, micro: int = 1) -> tuple[nn.Module, DDPNOpt]:
     net, options, wrapped = CASES[case]
     make, data = NETS[net]
@@ -126,7 +157,8 @@ def train(case: str, rank: int = 0, size: int = 1, group: Any = None, micro: int
         for some, labels in zip(x.tensor_split(micro), y.tensor_split(micro), strict=True):
             weight = 1.0 if reduction == "sum" else len(some) / len(x)
             (F.cross_entropy(whole(some), labels, reduction=reduction) * weight).backward()
-        opt.step()
+        with counting_as_large(net):
+            opt.step()
     return model, opt
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
+from ddpnopt import DDPNOpt
 from ddpnopt.ddp.distance import START, Distance
 
 
@@ -64,3 +65,44 @@ def test_a_scheduler_shortens_the_step(factor: float) -> None:
         Distance().step([x], [torch.ones(3)], [{}], [each])
         moved.append(float((1 - x).sum()))
     assert moved[1] == pytest.approx(factor * moved[0])
+
+
+@pytest.mark.parametrize("start", [0.0, 2.0])
+def test_a_parameter_changes_by_no_more_than_the_share_that_is_allowed(start: float) -> None:
+    x, state, distance = torch.full((3,), start), dict[str, Any](), Distance()
+    size = start or 3**-0.5  # one that starts at zero counts as one of a usual size
+    for _ in range(30):
+        before = x.clone()
+        distance.step([x], [x - 100], [state], [1.0], share=0.01)
+        assert float((x - before).abs().max()) <= 0.015 * max(
+            size, float(before.abs().max())
+        )  # late gradients weigh more
+    assert float(x.min()) > start
+
+
+class Policy(nn.Module):
+    """Mean and deviation of an action; the deviation is the same for all states and has no feedback."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.mean = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.log_deviation = nn.Parameter(torch.tensor([-0.5]))
+
+    def forward(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        return self.mean(state)[:, 0], self.log_deviation.exp()
+
+
+@pytest.mark.filterwarnings("ignore::ddpnopt.OpenLoopWarning")
+def test_the_deviation_of_a_policy_does_not_run_away() -> None:
+    policy = Policy()
+    opt = DDPNOpt(policy)
+    for _ in range(150):
+        state = torch.randn(64, 3)
+        normal = torch.distributions.Normal(*policy(state))
+        action = normal.sample()
+        reward = torch.exp(-2 * (action - torch.tanh(state[:, 0])).square())
+        opt.zero_grad()
+        (-(reward - reward.mean()) * normal.log_prob(action)).mean().backward()
+        opt.step()
+        assert -8 < float(policy.log_deviation.detach()) < 2  # a loss without a minimum: the bound alone grows for ever

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -119,14 +120,14 @@ class Mixing(Balance):
 # effect; the layer does not apply it, so it goes to the other side.
 
 
-def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers) -> Balance:
+def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers, name: str = "") -> Balance:
     """The factors for inputs x and output gradients p; `state` keeps the running profiles and factors."""
     input_dim, output_dim = layer.feature_dims
     looks = state["balance_looks"] = state.get("balance_looks", 0) + 1
     look = looks <= EVERY_STEP or looks % REFRESH == 0
     if layer.mixes_features and input_dim is not None and output_dim is not None:
         if look:
-            _observe_moments(x, p, input_dim, output_dim, state, peers)
+            _observe_moments(x, p, input_dim, output_dim, state, peers, name)
         return Mixing(layer, Root(state["input_root"]), Root(state["output_root"]))
     if look:
         _observe(x, p, input_dim, output_dim, state, peers)
@@ -135,7 +136,7 @@ def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: P
 
 
 def _observe_moments(
-    x: Tensor, p: Tensor, input_dim: int, output_dim: int, state: dict[str, Any], peers: Peers
+    x: Tensor, p: Tensor, input_dim: int, output_dim: int, state: dict[str, Any], peers: Peers, name: str
 ) -> None:
     """Update the running second moments and the roots that follow from them."""
     observe(x, input_dim, state, "input", DECAY, peers)
@@ -143,6 +144,8 @@ def _observe_moments(
     column = scale(state, "input")
     state["input_root"] = root(state, "input", x, x.shape[input_dim], FLOOR, POWER, 1 / column).kept
     state["output_root"] = root(state, "output", p, p.shape[output_dim], FLOOR, POWER, column).kept
+    for kept, side in ((state["input_root"], b"input"), (state["output_root"], b"output")):
+        kept["seed"] = crc32(name.encode() + side, state["balance_looks"])  # other combinations at each look
 
 
 def _observe(

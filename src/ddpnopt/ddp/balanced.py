@@ -18,7 +18,7 @@ from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import Layer, Parts, in_precision, per_sample_dot, scale_samples, symmetric_product
 from ddpnopt.linear.linear import Linear, add_weighted
 from ddpnopt.linear.metric import IDENTITY, Metric
-from ddpnopt.linear.sample_gradients import ByPlaces, Explicit, Recomputed, SampleGradients, Sums, output_pieces
+from ddpnopt.linear.sample_gradients import ByPlaces, Explicit, SampleGradients, Sums, output_pieces
 
 EMPTY = torch.empty(0)
 
@@ -30,23 +30,7 @@ class BalancedGradients(Sums, Protocol):
         """K = P_u' M^-1 P_u, (B, B), and <p_u[i], step> of each step, (B,): its effect on each sample's loss."""
 
 
-def balanced_gradients(
-    layer: Layer, x: Tensor, p: Tensor, balance: Balance, *, others: int, recompute: bool | None
-) -> BalancedGradients:
-    """The form with the least work for inputs x and output gradients p."""
-    if type(layer) is Linear and x.dim() == 2:
-        return OuterProducts(layer, x, p, balance)
-    form = layer.form_over_places(x, p, others, recompute)
-    if form is Explicit:
-        return Stored(layer, x, p, balance)
-    if form is Recomputed:
-        return Repeated(layer, x, p, balance)
-    if form is ByPlaces:
-        return Tokens(layer, x, p, balance)
-    return InBalance(layer, x, p, balance, others, recompute)
-
-
-class _SummedUp:
+class SummedUp:
     """Forms whose sum is materialised before it is added."""
 
     def combine(self, w: Tensor) -> Parts:
@@ -60,7 +44,7 @@ class _SummedUp:
             weight.add_(part, alpha=alpha)
 
 
-class _OneGradient(_SummedUp):
+class OneGradient(SummedUp):
     """Forms that keep inputs and output gradients, and compute a sum by one weighted gradient of the layer."""
 
     def __init__(self, layer: Layer, x: Tensor, p: Tensor, balance: Balance) -> None:
@@ -69,11 +53,11 @@ class _OneGradient(_SummedUp):
     def combine(self, w: Tensor) -> Parts:
         layer, x, p, balance = self.layer, self.x, self.p, self.balance
         if not isinstance(balance, Mixing):
-            return balance.scale(layer.grad(x, scale_samples(w, p)), 2)
+            return balance.scale(_weighted(layer, x, p, w), 2)
         # each factor twice, at the places of all samples or on the sum, whichever are fewer
         O, J, inputs, outputs, _ = _sizes(layer, x, p)
         at_inputs, at_outputs = len(x) * inputs < O * J // layer.weight_shape[1], len(x) * outputs < J
-        u = layer.grad(balance.inputs(x, 2) if at_inputs else x, scale_samples(w, _raised(p, balance, at_outputs)))
+        u = _weighted(layer, balance.inputs(x, 2) if at_inputs else x, _raised(p, balance, at_outputs), w)
         u = u if at_inputs else balance.scale_inputs(u, 2)
         return u if at_outputs else balance.scale_outputs(u, 2)
 
@@ -103,7 +87,7 @@ class OuterProducts:
         add_weighted(u, w, self.raised_x, self.raised_p, alpha)
 
 
-class Stored(_SummedUp):
+class Stored(SummedUp):
     """Explicit gradients in balanced variables, made when they are coupled."""
 
     def __init__(self, layer: Layer, x: Tensor, p: Tensor, balance: Balance) -> None:
@@ -123,7 +107,7 @@ class Stored(_SummedUp):
         return self.balance.scale(self._inside.combine(w))
 
 
-class Repeated(_OneGradient):
+class Repeated(OneGradient):
     """Explicit gradients that are freed at once: the effects are computed while they are there."""
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
@@ -150,14 +134,14 @@ class Repeated(_OneGradient):
         explicit = Explicit(narrow, x, own)
         some = [[part.narrow(0, start, n) for part in step] for step in steps]
         if isinstance(balance, Mixing):
-            return explicit.gram(IDENTITY), [_effect(explicit, balance.scale_inputs(step, -1)) for step in some]
+            return explicit.gram(IDENTITY), [explicit_effect(explicit, balance.scale_inputs(step, -1)) for step in some]
         assert isinstance(balance, Diagonal)
-        effects = [_effect(explicit, step) for step in some]
+        effects = [explicit_effect(explicit, step) for step in some]
         _rescale(explicit, [factor.narrow(0, start, n) for factor in balance.factors])
         return explicit.gram(IDENTITY), effects
 
 
-class Tokens(_OneGradient):
+class Tokens(OneGradient):
     """Inner products through the places, on inputs and output gradients in balanced variables, which are not kept."""
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
@@ -166,7 +150,7 @@ class Tokens(_OneGradient):
         return ByPlaces(layer, self.balance.inputs(x), self.balance.outputs(p)).gram(IDENTITY), effects
 
 
-class InBalance(_SummedUp):
+class InBalance(SummedUp):
     """Any other form, on inputs and output gradients in balanced variables."""
 
     def __init__(
@@ -183,7 +167,7 @@ class InBalance(_SummedUp):
         return self.balance.scale(self.inside.combine(w))
 
 
-class Scaled(_SummedUp):
+class Scaled(SummedUp):
     """Sums of gradients that are in balanced variables already."""
 
     def __init__(self, inside: SampleGradients, balance: Balance) -> None:
@@ -191,6 +175,14 @@ class Scaled(_SummedUp):
 
     def combine(self, w: Tensor) -> Parts:
         return self.balance.scale(self.inside.combine(w))
+
+
+def _weighted(layer: Layer, x: Tensor, p: Tensor, w: Tensor) -> Parts:
+    """sum_i w_i p_u[i]; the weights go to inputs or outputs, whichever are fewer."""
+    if x.numel() >= p.numel() or not x.is_floating_point():
+        return layer.grad(x, scale_samples(w, p))
+    weight, *bias = layer.grad(scale_samples(w, x), p)
+    return [weight, *(torch.mv(layer.rows(p).sum(1).flatten(1).T, w.to(part.dtype)).view_as(part) for part in bias)]
 
 
 def _raised(p: Tensor, balance: Mixing, raise_it: bool) -> Tensor:
@@ -211,7 +203,7 @@ def _explicit(
     if not isinstance(balance, Mixing):
         assert isinstance(balance, Diagonal)
         found = Explicit(layer, x, p)
-        effects = [_effect(found, step) for step in steps]
+        effects = [explicit_effect(found, step) for step in steps]
         _rescale(found, balance.factors)
         return found, effects
     # each matrix is applied to the places of a sample or to its gradient, whichever is smaller; the gradient has the
@@ -223,7 +215,7 @@ def _explicit(
     if not late_outputs:
         p, steps = balance.outputs(p), [balance.scale_outputs(step, -1) for step in steps]
     found = Explicit(layer, x, p)
-    effects = [_effect(found, step) for step in steps]
+    effects = [explicit_effect(found, step) for step in steps]
     if late_inputs:
         matrix = in_precision(balance.input_root.power(1), found.weight.dtype)
         found.weight = found.weight @ (torch.kron(matrix, torch.eye(kernel).to(matrix)) if kernel > 1 else matrix)
@@ -243,7 +235,7 @@ def _rescale(explicit: Explicit, factors: Parts) -> None:
             explicit.bias.view(-1, *explicit.layer.bias_shape).mul_(factors[1])
 
 
-def _effect(explicit: Explicit, step: Parts) -> Tensor:
+def explicit_effect(explicit: Explicit, step: Parts) -> Tensor:
     """<p_u[i], step> for each sample."""
     found = explicit.weight.flatten(1) @ step[0].flatten()
     return found if explicit.bias is None else found.addmv_(explicit.bias.flatten(1), step[1].flatten())

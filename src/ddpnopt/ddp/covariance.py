@@ -28,7 +28,7 @@ class Root:
     """factor (C + floor)^power, symmetric, for one side of a layer; `times` 2 is its square, -1 its inverse.
 
     `kept` is what a checkpoint has of it: "levels" in a "basis", (n,) and (n, n), or (r + 1,) and (n, r), the last one
-    being that of the rest; the "factor"; and under 1, 2 and -1 what was computed from these for that power.
+    being that of the rest; the "factor"; a "seed"; and under 1, 2, -1 and "sketch" what was computed from these.
     """
 
     def __init__(self, kept: dict[Any, Any]) -> None:
@@ -77,6 +77,32 @@ class Root:
         columns = _as_columns(a, dim)
         found = _left(basis * inside, _left(basis.T, columns))
         return found.addcmul_(columns, rest).view(a.shape)
+
+    def sketch(self, a: Tensor, dim: int, k: int, *, inverse: bool = False) -> Tensor:
+        """k combinations of the features that the root, or its inverse, gives: Omega' R a, along dimension `dim`.
+
+        Omega Omega' is the identity on average, so inner products are kept; exactly those in the leading directions of
+        C, which are half of the combinations. The other half are random directions of what is left.
+        """
+        pair = self.kept.get("sketch")
+        if pair is None or pair[0].shape[1] != k:
+            pair = self.kept["sketch"] = self._combinations(k)
+        matrix = in_precision(pair[inverse], a.dtype)  # (n, k)
+        if dim in (-1, a.dim() - 1):
+            return a @ matrix
+        if _is_inner(a, dim):
+            return (a.movedim(dim, -1) @ matrix).movedim(-1, dim)
+        return _left(matrix.T, _as_columns(a, dim)).view(*a.shape[:dim], k, *a.shape[dim:][1:])
+
+    def _combinations(self, k: int) -> list[Tensor]:
+        """R Omega and R^-1 Omega."""
+        basis, n = self.kept["basis"], len(self.kept["basis"])
+        levels, lead = self.kept["levels"][: basis.shape[1]], k // 2
+        Q = basis[:, levels.argsort()[:lead]]  # the smallest roots have the largest moments
+        generator = torch.Generator().manual_seed(self.kept.get("seed", 0))
+        Z = torch.randn(n, k - lead, generator=generator).to(basis) / (k - lead) ** 0.5
+        rows = torch.cat([Q, Z - Q @ (Q.T @ Z)], 1).T
+        return [self.times(rows, -1, times).T.contiguous() for times in (1, -1)]
 
     @property
     def mean_square(self) -> float:

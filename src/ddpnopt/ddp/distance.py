@@ -5,10 +5,15 @@ is the distance from x_0 to the solution: the left side over the right is a lowe
 with d as its learning rate is the method Prodigy (Mishchenko and Defazio, 2023). Here d starts from a share of the
 parameters' own size, so that nothing depends on their unit, and gradients enter divided by their running size: a
 loss that is multiplied by a number gives the same steps.
+
+The bound is one of convex losses. Where the loss has no minimum (the deviation of a policy, which sharpens its own
+gradients), it can grow without end. Next to layers with feedback, whose lengths are judged, no parameter changes by a
+larger share of its size than they do.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,9 +34,13 @@ class Distance:
     travelled: float = 0.0  # running sum of d^2 <g, x_0 - x>
 
     def step(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[dict[str, Any]], factors: list[float]
-    ) -> None:
-        """Update the parameters in place; `factors` (1 unless a scheduler says otherwise) multiply the step."""
+        self, parameters: list[Tensor], gradients: list[Tensor], states: list[dict[str, Any]], factors: list[float],
+        share: float = math.inf,
+    ) -> None:  # fmt: skip
+        """Update the parameters in place, by no more than a share of their size.
+
+        `factors` (1 unless a scheduler says otherwise) multiply the step.
+        """
         self.steps += 1
         if self.d == 0.0:
             squares = sum(float(p.square().sum()) for p in parameters) / max(1, sum(p.numel() for p in parameters))
@@ -59,8 +68,18 @@ class Distance:
             bias = (1 - SECOND**k) ** 0.5 / (1 - FIRST**k)
             root = state["exp_avg_sq"].sqrt()
             floor = torch.finfo(p.dtype).tiny + 1e-8 * float(root.max())
-            p.addcdiv_(state["exp_avg"], root + floor, value=-factor * last * bias)
+            length = min(last, share * _size(p, state["origin"])) if share < math.inf else last
+            p.addcdiv_(state["exp_avg"], root + floor, value=-factor * length * bias)
 
     def state(self) -> dict[str, float]:
         """For a checkpoint: plain numbers."""
         return asdict(self)
+
+
+def _size(p: Tensor, origin: Tensor) -> float:
+    """The root mean square of a parameter, and no less than at its start; one that starts at zero has a usual size."""
+    if p.numel() == 0:
+        return 0.0
+    size = max(float(p.square().mean()), float(origin.square().mean())) ** 0.5
+    inputs = p.numel() / p.shape[0] if p.dim() else 1.0
+    return size if size > LEAST_SIZE else (3 * inputs) ** -0.5  # of torch's linear layers

@@ -8,7 +8,7 @@ loss, if it is handed over, gives the scale where the gradient does not.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,23 +18,41 @@ from ddpnopt.ddp.evidence import has_usual_scale, is_round, says_something, shar
 from ddpnopt.ddp.loss import AnyLoss, Loss, UnknownLoss
 from ddpnopt.ddp.recognise_classes import cross_entropy
 
+TRIES, AGAIN = 5, 16  # steps without success after which the rare forms are tried in one of so many alone
 FAR = 2.0  # times what is within reach of the outputs is the most that a loss of unknown form is taken to be
 
 
+@dataclass
+class Search:
+    """Whether to try the rare forms of losses, which takes longer than the step where none of them fits."""
+
+    steps: int = 0
+    failures: int = 0  # in a row
+
+    def is_due(self) -> bool:
+        self.steps += 1
+        return self.failures < TRIES or self.steps % AGAIN == 0
+
+    def note(self, *, success: bool) -> None:
+        self.failures = 0 if success else self.failures + 1
+
+
 def recognise(
-    z: Tensor, q: Tensor, mean: bool, total: float | None = None, precision: torch.dtype | None = None
-) -> AnyLoss:
+    z: Tensor, q: Tensor, mean: bool, total: float | None = None, precision: torch.dtype | None = None,
+    *, rare: bool = True,
+) -> AnyLoss:  # fmt: skip
     """The loss whose gradient at outputs z is q; a squared error, or one of unknown form, where nothing else fits.
 
     `mean` says whether the user's loss is an average over the batch (and over places or elements) or a sum, `total`
-    is its value, and `precision` the narrowest in which z and q were computed.
+    is its value, and `precision` the narrowest in which z and q were computed. Without `rare` only the plain forms with
+    hard labels are tried.
     """
     if z.requires_grad or q.requires_grad:  # the same tensor has its losses computed once
         z, q = z.detach(), q.detach()
     tol = tolerance(z.dtype, q.dtype, precision or q.dtype)
     incomplete: Loss | None = None  # certain by its gradient, but the loss has other parts
     guess: Loss | None = None
-    for found in _candidates(z, q, mean, tol, total):
+    for found in _candidates(z, q, mean, tol, total, rare):
         if total is None:
             if found.certain:
                 return found
@@ -49,23 +67,25 @@ def recognise(
     return incomplete or guess or _other(z, q, mean, tol, total)
 
 
-def _candidates(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) -> Iterator[Loss]:
+def _candidates(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None, rare: bool) -> Iterator[Loss]:
     if z.numel() == 0:
         return
     dims = [z.dim() - 1] if z.dim() == 2 else [z.dim() - 1, 1] if z.dim() > 2 else []
     for dim in dims:
-        yield from cross_entropy(z, q, dim, mean, tol, total)
-    yield from _binary_cross_entropy(z, q, mean, tol, total)
+        yield from cross_entropy(z, q, dim, mean, tol, total, rare=rare)
+    yield from _binary_cross_entropy(z, q, mean, tol, total, rare)
 
 
-def _binary_cross_entropy(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) -> Iterator[Loss]:
+def _binary_cross_entropy(
+    z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None, rare: bool
+) -> Iterator[Loss]:
     kind, weight = "binary_cross_entropy", 1.0 / z.numel() if mean else 1.0
     p = torch.sigmoid(z)
     t = p - q / weight
     if bool((torch.minimum(t.abs(), (t - 1).abs()) < max(tol, 1e-3)).all()):
         yield Loss(kind, t.round(), weight, certain=says_something(q, weight, max(tol, 1e-3)))
         return
-    if not bool((q != 0).any()):
+    if not rare or not bool((q != 0).any()):
         return
     forms = [(p, torch.sigmoid(-z), q, False)]
     if bool(((z >= 0) & (z <= 1)).all()):

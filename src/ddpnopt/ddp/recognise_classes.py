@@ -20,8 +20,10 @@ MOST_CLASSES = 64  # for class weights together with label smoothing, which solv
 MOST_PLACES = 4096  # that such a solution is computed from
 
 
-def cross_entropy(z: Tensor, q: Tensor, dim: int, mean: bool, tol: float, total: float | None) -> Iterator[Loss]:
-    """Cross-entropies with this gradient, the most likely one first; `total` is the loss, if it is known."""
+def cross_entropy(
+    z: Tensor, q: Tensor, dim: int, mean: bool, tol: float, total: float | None, *, rare: bool = True
+) -> Iterator[Loss]:
+    """Cross-entropies with this gradient, the most likely one first, or that alone; `total` is the loss, if known."""
     n = z.shape[dim]
     if n < 2:
         return
@@ -33,6 +35,8 @@ def cross_entropy(z: Tensor, q: Tensor, dim: int, mean: bool, tol: float, total:
     if float(torch.dist(t, hard, math.inf)) <= tol:  # the common case first
         certain = says_something(q, uniform, tol)
         yield Loss("cross_entropy", hard, uniform, dim, label[:, 0] if z.dim() == 2 else None, certain=certain)
+        return
+    if not rare:
         return
     size = q.abs().amax()
     row = torch.maximum(q.abs().sum(dim), size)

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp.balance import Balance
-from ddpnopt.ddp.balanced import BalancedGradients, Stored, balanced_gradients
+from ddpnopt.ddp.balanced import BalancedGradients, Stored
+from ddpnopt.ddp.balanced_forms import balanced_gradients, sketched
+from ddpnopt.ddp.sketched import Sketch, Sketched, SketchedProducts
 from ddpnopt.linear.layer import Layer, Parts, add, in_precision, per_sample_dot
 from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import Explicit, SampleGradients, Sums
@@ -73,6 +75,13 @@ class Stage:
                 self.p_h = []
         elif stored and (not self.moves or self.p_x[0] is None):  # the ledger needs p_h alone
             self.x = self.x.new_empty(len(self.x), 0)
+
+    @property
+    def sketched(self) -> Sketch | None:
+        """The per-sample gradients, if these are combinations: then so is the effect of the update at new inputs."""
+        if self._balanced is None and not self.peers.alone and self.p_h:
+            self._balanced = sketched(self.layer, self.x, self.p_h[0], self.balance, self.batch)
+        return self._balanced if isinstance(self._balanced, (Sketched, SketchedProducts)) else None
 
     def gradients(self, *, coupled: bool) -> SampleGradients:
         """P_u of all columns, column r of sample i in row r B + i; coupled: each is multiplied with all others."""
@@ -146,7 +155,7 @@ class Displacement:
     In a chain it is computed at the input of layer t, exactly. In any other graph the state has parts that no layer's
     input shows (skip connections), and c_t is kept as a ledger: each layer adds the effect of its own update,
     <p_h, h^ - h> - <p_x, x^ - x>. Where p_x was not recorded, the layer is applied to dx instead:
-    <p_x, dx> = <p_h, g_x dx>, and the entry of the ledger is <p_h, g(x^, du)>.
+    <p_x, dx> = <p_h, g_x dx>, and the entry of the ledger is <p_h, g(x^, du)>; in a large layer of combinations of all.
     """
 
     chain: bool
@@ -173,7 +182,7 @@ class Displacement:
 
     def after(self, stage: Stage, x_hat: Tensor, h_hat: Tensor) -> None:
         """Add the effect of stage t's update to the ledger."""
-        if stage.p_h_dot_h is not None and len(stage.p_h) == 1 and stage.has_input_gradients:
+        if stage.sketched is None and stage.p_h_dot_h is not None and len(stage.p_h) == 1 and stage.has_input_gradients:
             own = per_sample_dot(stage.p_h[0], h_hat.to(stage.p_h[0].dtype)) - stage.p_h_dot_h
             if stage.moves and stage.p_x[0] is not None:
                 own = own - per_sample_dot(stage.p_x[0], x_hat.to(stage.x.dtype), stage.x)
@@ -183,8 +192,11 @@ class Displacement:
             x_hat = x_hat.to(stage.x.dtype)
             if stage.later is not None:  # which have not run yet: the new weights on the recorded inputs
                 x_hat = stage.layer.together([x_hat, stage.later])
-            dh = stage.layer.apply(x_hat, du)
-            entries = [per_sample_dot(p, dh) for p in stage.p_h]
+            if stage.sketched is not None:
+                entries = [stage.sketched.effect_at(x_hat, du)]
+            else:
+                dh = stage.layer.apply(x_hat, du)
+                entries = [per_sample_dot(p, dh) for p in stage.p_h]
         before = self._ledger
         self._ledger = entries if before is None else [a + b for a, b in zip(before, entries, strict=True)]
 

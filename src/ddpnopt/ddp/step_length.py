@@ -12,6 +12,7 @@ decide on alpha, all of them relative to the loss, so that no scale enters:
 - *The slope after the step.* The gradient of the next batch along the last update is negative while longer steps would
   have gone further down, for any network and any loss, also where samples are coupled (batch norm, contrastive losses)
   and leaving one out means nothing: there it takes the place of the first estimate, within what the curvature allows.
+  Where noise alone hides what samples left out say, it has to be clearly negative for a length to be kept.
 
 Fractions at most double from step to step and fall no faster than a power of 1/t, unless the curvature asks for it: at
 a constant length progress on unseen samples always ends, and a fraction that followed at once would stop the training.
@@ -38,6 +39,7 @@ FALL = 5.0  # power of the number of steps with which the fraction may fall
 FALL_AFTER = 10.0  # steps before the fraction may fall by less than a half
 SLOPE_GAIN = 0.5  # how strongly the slope after a step acts on the logarithm of the fraction
 SLOPE_OFFSET = 0.05  # the slope, relative to the step's own, at which a length is kept: a little beyond the minimum
+NOISE = 2.0  # standard errors below zero from which on the evidence of samples left out is that of coupled ones
 OVERSHOT = 0.5  # slope after a step, relative to its own, from which on it may shorten the next at once
 LEAST_KAPPA = 0.5
 REACH = 0.08  # of a layer's spectral norm: what a step may change
@@ -71,6 +73,7 @@ class StepLength:
     own_curvature: float = 0.0
     unseen: float = 0.0
     unseen_curvature: float = 0.0
+    unseen_square: float = 0.0  # of `unseen` in single batches: how far its mean may be from the truth
     true_curvature: float = 0.0
     model_curvature: float = 0.0
     felt_curvature: float = 0.0  # by the slope after a step
@@ -113,8 +116,11 @@ class StepLength:
         self.kappa /= SHRINK
         self.memory = 0.0
 
-    def choose(self, found: Evidence) -> float:
-        """The fraction to ask for; a batch without loss or gradient leaves everything as it is."""
+    def choose(self, found: Evidence, *, coupled: bool = False) -> float:
+        """The fraction to ask for; a batch without loss or gradient leaves everything as it is.
+
+        `coupled` says that the network is known to couple the samples.
+        """
         if found.loss <= 0 or found.own < RESOLUTION:
             return self.fraction
         self.loss = found.loss if self.steps == 0 else DECAY * self.loss + (1 - DECAY) * found.loss
@@ -122,17 +128,18 @@ class StepLength:
         for name, new in (
             ("weight", 1.0), ("own", found.own * share), ("own_curvature", found.own_curvature * share),
             ("unseen", found.unseen * share), ("unseen_curvature", found.unseen_curvature * share),
+            ("unseen_square", (found.unseen * share) ** 2),
         ):  # fmt: skip
             setattr(self, name, EVIDENCE * getattr(self, name) + (1 - EVIDENCE) * new)
         if self.steps == 0 or not 0 < self.fraction < math.inf:
             self.fraction = START / found.own
             self.kappa = 0.5 * found.own / max(found.own_curvature * self.fraction, RESOLUTION)
         else:
-            self.fraction = self._next()
+            self.fraction = self._next(coupled)
         self.steps += 1
         return self.fraction
 
-    def _next(self) -> float:
+    def _next(self, coupled: bool) -> float:
         last = self.fraction
         on_batch = OWN * self.own / max(self.kappa * self.own_curvature, 1e-300)
         floor = last * (1 - FALL / (self.steps + FALL_AFTER))
@@ -140,7 +147,8 @@ class StepLength:
             wanted = PATIENCE * self.unseen / max(self.kappa * self.unseen_curvature, 1e-300)
         elif self.slope_weight > 0:  # leaving samples out says nothing
             slope = self.slope / self.slope_weight
-            wanted = last * math.exp(SLOPE_GAIN * (SLOPE_OFFSET - slope))
+            kept_at = SLOPE_OFFSET if coupled or not self._is_noise() else -SLOPE_OFFSET
+            wanted = last * math.exp(SLOPE_GAIN * (kept_at - slope))
             if slope > OVERSHOT:
                 floor = 0.0
         else:
@@ -151,6 +159,14 @@ class StepLength:
         if fraction > wanted:
             fraction = min(fraction, max(wanted, floor))
         return min(max(fraction, SHRINK * last), self.reach)
+
+    def _is_noise(self) -> bool:
+        """Whether samples left out say nothing because of noise, and not because they are coupled to the others."""
+        if self.weight <= 0:
+            return False
+        mean = self.unseen / self.weight
+        variance = max(self.unseen_square / self.weight - mean**2, 0.0)
+        return mean > -NOISE * math.sqrt(variance * (1 - EVIDENCE) / (1 + EVIDENCE))
 
     def is_within_reach(self, share: float, taken: float) -> bool:
         """Take in by which share of its size a step of fraction `taken` changes a layer, and judge it."""

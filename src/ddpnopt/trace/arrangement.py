@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from math import gcd
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from ddpnopt.trace.recording import LayerRecord, Recording
 from ddpnopt.trace.replay import Playback
 from ddpnopt.trace.visitors import Visitor
 
+MOST = 256  # rows of the joint system: up to here its algebra is cheap compared with the passes
 NOISE = 1e-4  # of the largest number: smaller changes are rounding errors
 Kinds = dict[tuple[str, int], str | None]
 """Of each use of a layer, and of each output ("", position): the kind of layout, None for dimension 0."""
@@ -34,12 +36,19 @@ class Arrangement:
         self.playback, self.batch_dim, self.allowed = playback, batch_dim, allowed
         self._known: dict[tuple[object, ...], tuple[int, Kinds]] = {}  # dimension of the inputs, and kinds
         self.left: set[str] = set()  # layers whose samples could not be found
+        self.groups = False  # whether a large batch may be taken in groups
 
-    def __call__(self, recording: Recording) -> None:
-        """Write the layouts into a recording, and leave the layers without one to the base optimizer."""
+    def __call__(self, recordings: list[Recording]) -> None:
+        """Write the layouts into recordings, and leave the layers without one to the base optimizer."""
+        usual = [self._arrange(recording) for recording in recordings]
+        if self.groups and all(usual):
+            _group(recordings)
+
+    def _arrange(self, recording: Recording) -> bool:
+        """Whether the samples are in dimension 0 everywhere, so that there is nothing to do."""
         records = recording.layers
         if not self.allowed or not records:
-            return
+            return False
         sizes = {(len(r.x) if r.x.dim() else 0, r.h_shape[0] if r.h_shape else 0) for r in records}
         equal = len(sizes) == 1 and len(next(iter(sizes))) == 2 and len(set(next(iter(sizes)))) == 1
         usual = equal and all(
@@ -48,19 +57,20 @@ class Arrangement:
         )
         told = self.batch_dim == 0 or (self.batch_dim is None and not _may_be_sequence_first(recording))
         if (usual and told) or any(_without_batch(r) for r in records):  # the latter is refused later
-            return
+            return usual and told
         sample = _first_input(recording)
         if sample is None:
             if not equal:
                 self._leave_minority(recording)
-            return
+            return False
         key = tuple((r.name, r.x.dim(), len(r.x) == len(sample)) for r in records), sample.dim(), equal
         dim, kinds = self._known.get(key) or self._find(recording, sample)
         if sample.shape[dim] > 1:
             self._known[key] = dim, kinds
         if dim == 0 and not any(kinds.values()) and equal:
-            return
+            return usual
         self._apply(recording, dim, kinds, sample.shape[dim])
+        return False
 
     def _find(self, recording: Recording, sample: Tensor) -> tuple[int, Kinds]:
         found: dict[int, tuple[Kinds, int]] = {}
@@ -141,6 +151,35 @@ class Arrangement:
         batch = max(set(sizes), key=sizes.count) if sizes else 0
         kinds: Kinds = {}
         self._apply(recording, 0, kinds, batch)
+
+
+def _group(recordings: list[Recording]) -> None:
+    """In a large batch, let as few samples as possible that follow each other be places of one, with their losses' sum.
+
+    The joint system then has one row for each group; nothing else changes, and every sample counts in it. Micro-batches
+    have groups of the same size; passes of one backward pass may have the same samples.
+    """
+    batches = [len(recording.layers[0].x) for recording in recordings]
+    of_pass: dict[int, int] = {}
+    for recording, batch in zip(recordings, batches, strict=True):
+        of_pass[recording.task] = max(batch, of_pass.get(recording.task, 0))
+    least, common = -(-sum(of_pass.values()) // MOST), gcd(*batches)
+    size = next((n for n in range(least, 4 * least) if common % n == 0), 1)
+    if size == 1 or any(record.model_layer.recurrent for recording in recordings for record in recording.layers):
+        return
+    for recording, batch in zip(recordings, batches, strict=True):
+        layout = Layout(BLOCKS, batch // size)
+        recording.group = size
+        for record in recording.layers:
+            if isinstance(record.layer, Given):
+                assert record.p_h is not None
+                record.p_h, record.x = layout.fold(record.p_h).sum(1), record.x[: batch // size]
+                record.h_shape, record.x_version = record.p_h.shape, record.x._version
+            else:
+                record.layouts = [layout]
+        for position, output in zip(recording.positions, recording.outputs, strict=True):
+            if output.dim() and len(output) == batch:
+                recording.layouts[position] = layout
 
 
 def _without_batch(record: LayerRecord) -> bool:

@@ -25,7 +25,7 @@ class Arrivals:
         self.differentiated = False  # whether a derivative of a pass since the last step may be part of the loss
         self.incomplete = False  # … of one whose weight gradients were skipped
         self.hidden = False  # … by something else than its inputs: not all uses of its weights are noted
-        self.arrange: Callable[[Recording], None] | None = None  # finds the batch where it is not in dimension 0
+        self.arrange: Callable[[list[Recording]], None] | None = None  # finds the batch where it is not in dimension 0
         self.couples = False  # whether steps with derivatives in the loss couple their samples
         self.part = 0  # of the backward pass that is running (`trace.parts`)
         self.noting: list[Recording] = []  # passes in which a use of a weight was noted (`trace.weight_uses`)
@@ -139,8 +139,9 @@ class Arrivals:
         for recording in found:
             recording.add_loose()
             recording.layers = [r for r in recording.layers if r.p_h is not None]
-            if self.arrange is not None:
-                self.arrange(recording)
+        if self.arrange is not None:
+            self.arrange(found)
+        for recording in found:
             recording.layers = settle(recording.layers)
             recording.check()
             recording.finish()

@@ -63,10 +63,12 @@ def combine(records: list[LayerRecord]) -> list[LayerRecord]:
 def _arrange(record: LayerRecord) -> None:
     """Bring the batch to dimension 0, with what a sample has several of as further places."""
     assert record.p_h is not None
-    record.x = record.arranged(record.model_layer.state_of(record.x))
-    record.p_h = record.arranged(record.p_h)
+    state = record.model_layer.state_of(record.x)
+    at_state = record.p_x is not None and record.p_x.shape == state.shape
+    record.x, record.p_h = record.arranged(state), record.arranged(record.p_h)
+    record.p_x = record.arranged(record.p_x) if at_state and record.p_x is not None else None
     record.x_version, record.h_shape = record.x._version, record.p_h.shape
-    record.p_x = record.p_h_dot_h = None
+    record.p_h_dot_h = None
 
 
 def _widen(record: LayerRecord) -> None:

@@ -98,6 +98,7 @@ class Recording:
     task: int = -1  # which backward pass has come through
     anchor: Any = None  # a node of the graph that the backward pass of a loss runs, and autograd.grad(…) does not
     loose: Uses | None = None  # the uses of parameters that belong to no layer
+    group: int = 1  # samples that count as one, in a large batch
     # known after `finish`
     batch_size: int = 0
     used_outputs: list[int] = field(default_factory=list)  # with a gradient and the batch in dimension 0

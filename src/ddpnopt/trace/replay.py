@@ -205,7 +205,8 @@ class Playback:
         """The forward pass with a graph; the backward pass must come before the buffers, which norms use, are reset."""
         tape = Tape(recording)
         if self._has_loose(recording):
-            tape.loose = Uses(self._loose, self._touching(tape), lambda: recording.batch_size, kept=True)
+            samples = recording.batch_size * recording.group
+            tape.loose = Uses(self._loose, self._touching(tape), lambda: samples, kept=True)
         with torch.enable_grad(), self._all_passes(recording, tape, tape.loose or nullcontext()):
             tape.check(recording)
             yield tape

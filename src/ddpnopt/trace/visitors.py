@@ -177,6 +177,7 @@ class Tape(Visitor):
             )
         at_outputs, through = iter(grads[: len(hs)]), iter(grads[len(hs) :])
         loose = {} if self.loose is None else self.loose.gradients(list(grads[len(grads) - len(met) :]))
+        loose = {p: gradient.reshape(self.samples, -1, p.numel()).sum(1) for p, gradient in loose.items()}  # of groups
         p_h = [
             together(
                 layer.layer,

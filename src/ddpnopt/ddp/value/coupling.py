@@ -12,20 +12,23 @@ import torch
 from torch import Tensor
 
 from ddpnopt.ddp.stage import Stage
+from ddpnopt.linear.linear import RankOne
 from ddpnopt.linear.metric import Metric
-from ddpnopt.linear.sample_gradients import Explicit
+from ddpnopt.linear.sample_gradients import Explicit, SampleGradients
 
 
 class Coupling:
     """P_u of one stage; the exchange starts at once, to overlap with the computation of the stage after it."""
 
     def __init__(self, stage: Stage) -> None:
-        self.stage, self.own = stage, stage.gradients(coupled=True)
+        combined = stage.sketched
+        self.stage = stage
+        self.own: SampleGradients = stage.gradients(coupled=True) if combined is None else combined.combined()
         R, peers = len(stage.p_h), stage.peers
         own = self.own
         self._ids: Callable[[], Tensor] | None = None  # x where it has integers, which float32 may not hold
         factors = stage.x[0].numel() + sum(p[0].numel() for p in stage.p_h)
-        self._explicit = isinstance(own, Explicit) and R * own.weight[0].numel() < factors
+        self._explicit = isinstance(own, Explicit) and (combined is not None or R * own.weight[0].numel() < factors)
         if isinstance(own, Explicit) and self._explicit:
             parts = [own.weight] if own.bias is None else [own.weight, own.bias]
             self._later = peers.gather_later(torch.cat([p.flatten(1) for p in parts], 1), R)
@@ -33,11 +36,14 @@ class Coupling:
             if not stage.x.is_floating_point():  # ids of an embedding
                 self._ids = peers.gather_later(stage.x.flatten(1))
             floating = self._factors()
+            self._shapes = [f.shape[1:] for f in floating]
             self._later = peers.gather_later(torch.cat([f.flatten(1) for f in floating], 1))
 
     def _factors(self) -> list[Tensor]:
-        """Inputs, unless they are ids, and output gradients, in the variables of the stage."""
+        """Inputs, unless they are ids, and output gradients, in the variables of the stage, or combinations of them."""
         stage, balance = self.stage, self.stage.balance
+        if stage.sketched is not None and isinstance(self.own, RankOne):
+            return [self.own.x, self.own.p]
         x, p_h = stage.x, stage.p_h
         if balance is not None:
             x, p_h = balance.inputs(x), [balance.outputs(p) for p in p_h]
@@ -58,10 +64,8 @@ class Coupling:
         if isinstance(own, Explicit) and self._explicit:
             return own.gram(metric, Explicit.of(layer, own, arrived))
         ids = None if self._ids is None else self._ids().reshape(-1, *self.stage.x.shape[1:])
-        floating = self.stage.p_h if ids is not None else [self.stage.x, *self.stage.p_h]
-        shapes = [f.shape[1:] for f in floating]
-        pieces = arrived.split([shape.numel() for shape in shapes], 1)
-        found = [piece.reshape(-1, *shape) for piece, shape in zip(pieces, shapes, strict=True)]
+        pieces = arrived.split([shape.numel() for shape in self._shapes], 1)
+        found = [piece.reshape(-1, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
         x, *p_h = found if ids is None else [ids, *found]
         x, p = torch.cat([x] * R) if R > 1 else x, torch.cat(p_h)
         if not isinstance(own, Explicit):

@@ -90,7 +90,7 @@ class ScaleFree(Batch):
 
     def _balance(self, stage: Stage) -> None:
         if stage.balance is None:
-            stage.balance = balanced(stage.layer, stage.x, stage.p_h[0], stage.state, stage.peers)
+            stage.balance = balanced(stage.layer, stage.x, stage.p_h[0], stage.state, stage.peers, stage.name)
 
     def couple(self, stage: Stage, metric: Metric) -> tuple[Sums, Solver]:
         self._balance(stage)
@@ -103,13 +103,16 @@ class ScaleFree(Batch):
             K, found = gradients.couple([*(step for _, step in steps), *cost])
             effects = self._effects_of(stage, l_u, steps, found)
         else:
-            inside = stage.gradients(coupled=True)
-            own, coupling = Scaled(inside, stage.balance), self._coupling or Coupling(stage)
+            coupling, combined = self._coupling or Coupling(stage), stage.sketched
             self._coupling = None
             steps, cost = self._set_prior(stage)
             p, layer = stage.p_h[0], stage.layer
             asked = [*(step for _, step in steps), *cost]
-            found = [per_sample_dot(p, layer.apply(stage.x, step)) for step in asked]
+            if combined is not None:
+                own, found = combined, [combined.effect(step) for step in asked]
+            else:
+                own = Scaled(stage.gradients(coupled=True), stage.balance)
+                found = [per_sample_dot(p, layer.apply(stage.x, step)) for step in asked]
             effects = self._effects_of(stage, l_u, steps, found)
             mine = p.new_zeros(len(p))  # another process may have a prior where this one has none
             for share, effect in effects:

@@ -28,7 +28,7 @@ def reward(action: Tensor, best: Tensor) -> Tensor:
     return torch.exp(-2 * (action - best).square().sum(1))
 
 
-@suite_task("reinforcement", "reward %", "higher", steps=800, batch_size=128, sealed=True)
+@suite_task("reinforcement", "reward %", "higher", steps=800, batch_size=128)
 def gaussian_actor_critic() -> Setup:
     """Two numbers to choose for each state: the advantage weighs the log-probability; chance is to do nothing."""
     source = generator(97)

@@ -46,7 +46,7 @@ class Squeezed(nn.Module):
         return h * gate[:, :, None, None]
 
 
-@suite_task("convolutional", "accuracy %", "higher", steps=300, batch_size=40, sealed=True)
+@suite_task("convolutional", "accuracy %", "higher", steps=300, batch_size=40)
 def squeeze_excitation() -> Setup:
     """How many blobs are there? Three strided convolutions with squeeze and excitation."""
     model = nn.Sequential(
@@ -103,7 +103,7 @@ class ConvNeXt(nn.Module):
         return self.head(self.norm(self.body(x).mean((2, 3))))
 
 
-@suite_task("residual", "accuracy %", "higher", steps=400, batch_size=48, sealed=True)
+@suite_task("residual", "accuracy %", "higher", steps=400, batch_size=48)
 def convnext_sums() -> Setup:
     """The sum of two digits, 0 to 18."""
     return classifier(ConvNeXt(19), digit_pairs())

@@ -33,7 +33,7 @@ class CouplingFlow(nn.Module):
         return normal.log_prob(z).sum(1) + volume
 
 
-@suite_task("generative", "nats", "lower", steps=500, batch_size=128, sealed=True)
+@suite_task("generative", "nats", "lower", steps=500, batch_size=128)
 def coupling_flow() -> Setup:
     """Two moons; chance is the Gaussian of the training data."""
     x, _ = make_moons(4000, noise=0.07, random_state=90)
@@ -64,7 +64,7 @@ class MaskedConv(nn.Conv2d):
         return F.conv2d(x, self.weight * self.mask, self.bias, padding=self.padding)
 
 
-@suite_task("generative", "nats per picture", "lower", steps=400, batch_size=50, sealed=True)
+@suite_task("generative", "nats per picture", "lower", steps=400, batch_size=50)
 def pixel_by_pixel() -> Setup:
     """Black and white digits, each pixel from those above and to the left (PixelCNN)."""
 

@@ -53,7 +53,7 @@ class HeatMap(nn.Module):
         return weight @ self.grid
 
 
-@suite_task("dense prediction", "squared error", "lower", steps=350, batch_size=32, sealed=True)
+@suite_task("dense prediction", "squared error", "lower", steps=350, batch_size=32)
 def keypoint_heat_map() -> Setup:
     """The ring's centre as the mean of a heat map."""
 

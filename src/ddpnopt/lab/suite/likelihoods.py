@@ -19,7 +19,7 @@ def pinball(found: Tensor, y: Tensor) -> Tensor:
     return torch.maximum(QUANTILES * error, (QUANTILES - 1) * error).sum(1).mean()
 
 
-@suite_task("regression", "pinball loss", "lower", steps=500, batch_size=64, sealed=True)
+@suite_task("regression", "pinball loss", "lower", steps=500, batch_size=64)
 def quantiles() -> Setup:
     """Five quantiles of a target whose noise is skewed and depends on the inputs."""
     source = generator(91)
@@ -41,7 +41,7 @@ def deviance(log_rate: Tensor, count: Tensor) -> float:
     return 2 * (best - (count * log_rate - log_rate.exp())).mean().item()
 
 
-@suite_task("regression", "deviance", "lower", steps=500, batch_size=96, sealed=True)
+@suite_task("regression", "deviance", "lower", steps=500, batch_size=96)
 def counts_tiny_loss() -> Setup:
     """Counts from zero to some dozens by their logarithmic rate; the loss is multiplied by 1e-4."""
     source = generator(92)
@@ -69,7 +69,7 @@ def concordance(model: nn.Module, data: Batch) -> float:
     return 100 * right[known].mean().item()
 
 
-@suite_task("labels", "concordance %", "higher", steps=400, batch_size=40, sealed=True)
+@suite_task("labels", "concordance %", "higher", steps=400, batch_size=40)
 def survival() -> Setup:
     """Times to an event, a third of them cut off: Cox's partial likelihood, in which the samples compete."""
     source = generator(93)

@@ -66,7 +66,7 @@ class RotaryBlock(nn.Module):
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
-@suite_task("tokens", "nats", "lower", steps=400, batch_size=12, sealed=True)
+@suite_task("tokens", "nats", "lower", steps=400, batch_size=12)
 def rotary_characters() -> Setup:
     """Llama's block twice on the characters of Python's manual."""
     context, width = 48, 48
@@ -110,7 +110,7 @@ def phrases(words: int = 100, number: int = 3000, length: int = 20) -> tuple[Spl
     return splits, -(counts / counts.sum()).log()[splits.test[1]].mean().item()
 
 
-@suite_task("recurrent", "nats", "lower", steps=350, batch_size=20, sealed=True)
+@suite_task("recurrent", "nats", "lower", steps=350, batch_size=20)
 def tied_words() -> Setup:
     """Sentences of a made-up language of 100 words and two topics."""
     splits, chance = phrases()
@@ -134,7 +134,7 @@ class Sorter(nn.Module):
         return self.head(self.body(self.symbols(given) + self.places, before, tgt_mask=self.mask, tgt_is_causal=True))
 
 
-@suite_task("tokens", "accuracy %", "higher", steps=250, batch_size=64, sealed=True)
+@suite_task("tokens", "accuracy %", "higher", steps=250, batch_size=64)
 def sorting() -> Setup:
     """Twelve symbols out of forty in a secret order; the metric is the share of right symbols, one after the other."""
     symbols, length, number = 40, 12, 5000
@@ -186,7 +186,7 @@ def tagged_sentences(words: int = 80, tags: int = 6, number: int = 3000, length:
     return split((tokens.masked_fill(padded, 0), tag.masked_fill(padded, PADDING)), 300, 500)
 
 
-@suite_task("recurrent", "accuracy %", "higher", steps=300, batch_size=20, sealed=True)
+@suite_task("recurrent", "accuracy %", "higher", steps=300, batch_size=20)
 def two_way_tagger() -> Setup:
     """Tags of words in sentences of different length; padding does not count."""
 

@@ -44,7 +44,7 @@ class PointNet(nn.Module):
         return self.all(self.each(x).amax(1))
 
 
-@suite_task("labels", "accuracy %", "higher", steps=500, batch_size=32, sealed=True)
+@suite_task("labels", "accuracy %", "higher", steps=500, batch_size=32)
 def hinge_point_clouds() -> Setup:
     """Which surface forty points lie on, by the multi-class hinge loss."""
 
@@ -72,7 +72,7 @@ class GraphConvolution(nn.Module):
         return (self.average @ self.second(h))[nodes]
 
 
-@suite_task("batch size", "accuracy %", "higher", steps=200, batch_size=120, sealed=True)
+@suite_task("batch size", "accuracy %", "higher", steps=200, batch_size=120)
 def community_graph() -> Setup:
     """Five communities of a graph of 600 nodes, 120 of them labelled: every step sees the whole graph."""
     nodes, classes = 600, 5

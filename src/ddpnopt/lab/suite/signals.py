@@ -27,7 +27,7 @@ def tones(number: int = 3500, length: int = 64) -> Splits:
     return split((x[:, None], label), 500, 800)
 
 
-@suite_task("convolutional", "accuracy %", "higher", steps=250, batch_size=40, sealed=True)
+@suite_task("convolutional", "accuracy %", "higher", steps=250, batch_size=40)
 def tones_1d() -> Setup:
     """Three convolutions over time, the first two strided, with batch norm."""
     model = nn.Sequential(
@@ -63,7 +63,7 @@ class Flow(nn.Module):
         return self.head(h)
 
 
-@suite_task("residual", "accuracy %", "higher", steps=600, batch_size=64, sealed=True)
+@suite_task("residual", "accuracy %", "higher", steps=600, batch_size=64)
 def shared_layer_8() -> Setup:
     """Which of four interleaved sectors, twisted with the radius, a point lies in."""
     source = generator(84)

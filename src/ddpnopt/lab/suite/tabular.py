@@ -29,7 +29,7 @@ def land_cover(number: int = 7000) -> Splits:
     return split((torch.cat([measured, codes], 1), scores.argmax(1)), 800, 1200)
 
 
-@suite_task("fully connected", "accuracy %", "higher", steps=500, batch_size=128, sealed=True)
+@suite_task("fully connected", "accuracy %", "higher", steps=500, batch_size=128)
 def layer_norm_table() -> Setup:
     """Three hidden layers of GELU and layer norm; the columns differ in scale by a factor of 100."""
     layers: list[nn.Module] = []
@@ -38,7 +38,7 @@ def layer_norm_table() -> Setup:
     return classifier(nn.Sequential(*layers, nn.Linear(96, 7)), land_cover())
 
 
-@suite_task("plain deep", "accuracy %", "higher", steps=500, batch_size=100, sealed=True)
+@suite_task("plain deep", "accuracy %", "higher", steps=500, batch_size=100)
 def deep_selu_12() -> Setup:
     """Twelve layers of SELU, initialised to keep the variance; the classes are shells of a Gaussian."""
     x, y = make_gaussian_quantiles(n_samples=5000, n_features=8, n_classes=5, random_state=81)
@@ -50,7 +50,7 @@ def deep_selu_12() -> Setup:
     return classifier(model, split((torch.tensor(x, dtype=torch.float32), torch.tensor(y)), 600, 1000))
 
 
-@suite_task("batch size", "squared error", "lower", steps=1500, batch_size=2, sealed=True)
+@suite_task("batch size", "squared error", "lower", steps=1500, batch_size=2)
 def batch_of_two() -> Setup:
     """Friedman's function of five of ten columns, two rows per batch."""
     x, y = make_friedman1(n_samples=2000, n_features=10, noise=0.5, random_state=82)

@@ -19,7 +19,7 @@ def view(x: Tensor) -> Tensor:
     return shifted * (0.7 + 0.6 * torch.rand(len(x), 1, 1, 1)) + 0.15 * torch.randn_like(x)
 
 
-@suite_task("embeddings", "accuracy %", "higher", steps=300, batch_size=64, sealed=True)
+@suite_task("embeddings", "accuracy %", "higher", steps=300, batch_size=64)
 def two_views() -> Setup:
     """Two views of a digit are to be nearer than those of the 63 others (SimCLR); measured among the held-out ones."""
 
@@ -68,7 +68,7 @@ class Taste(nn.Module):
         return product + self.generous(user)[:, 0] + self.good(item)[:, 0]
 
 
-@suite_task("embeddings", "squared error", "lower", steps=600, batch_size=128, sealed=True)
+@suite_task("embeddings", "squared error", "lower", steps=600, batch_size=128)
 def recommendations() -> Setup:
     """A fifth of the ratings that 300 users would give to 200 items, some items rated far more often than others."""
     users, items, number = 300, 200, 15000

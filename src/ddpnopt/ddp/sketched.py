@@ -1,0 +1,154 @@
+"""Per-sample gradients of large layers, through random combinations of their inputs and outputs.
+
+The Gram matrix of B samples has B^2 numbers, a layer's gradients have B O J: most of the work on a large layer would be
+spent on inner products that the solver does not need to many digits, since its damping is as large as their diagonal.
+With Omega and Psi of `Root.sketch`, whose outer products are the identity on average,
+
+    K[i, j] = <p_u[i], p_u[j]> ~ <Psi' p_u[i] Omega, Psi' p_u[j] Omega>
+
+is unbiased and costs a k-th part; so do the effects of a step on the samples. Both are known to about 1 / k of the
+norms, independently in each layer, and new combinations are drawn whenever the factors of the balance are refreshed.
+The weighted sum, which is the update, is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, prod
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ddpnopt.ddp.balance import Mixing
+from ddpnopt.ddp.balanced import EMPTY, BalancedGradients, OneGradient, OuterProducts, explicit_effect
+from ddpnopt.ddp.covariance import Root
+from ddpnopt.linear.convolution import Conv
+from ddpnopt.linear.layer import Layer, Parts, in_precision, per_sample_dot
+from ddpnopt.linear.linear import Linear, RankOne
+from ddpnopt.linear.metric import IDENTITY
+from ddpnopt.linear.sample_gradients import Explicit
+
+NUMBERS = 4  # that are kept of each gradient, for each sample: enough to tell all samples apart
+LARGE = 4  # weights for each of them from which on a layer is large
+WORK = (
+    2**22,
+    2**25,
+)  # multiplications of one product with the weights below which all is exact: at places, at a single one
+
+
+def combinations(layer: Layer, samples: int) -> int:
+    """k, of the input features and of the outputs: k^2 numbers at each place of a kernel."""
+    return 8 * ceil((NUMBERS * samples / prod(layer.weight_shape[2:])) ** 0.5 / 8)
+
+
+def is_large(layer: Layer, samples: int, places: int) -> bool:
+    """Whether a layer that mixes its features has many more weights than combinations, and the products take long.
+
+    `places` of each sample are those at which the weights act.
+    """
+    if samples * places * prod(layer.weight_shape) < WORK[places == 1]:
+        return False
+    k, (outputs, inputs) = combinations(layer, samples), layer.weight_shape[:2]
+    return outputs * inputs >= LARGE * min(outputs, k) * min(inputs, k)
+
+
+class Sketch(BalancedGradients, Protocol):
+    """Per-sample gradients of a large layer, of this process's samples."""
+
+    def combined(self) -> Explicit | RankOne:
+        """Gradients of the combinations, whose inner products are K."""
+
+    def effect(self, step: Parts) -> Tensor:
+        """<p_u[i], step>: (B,)."""
+
+    def effect_at(self, x: Tensor, step: Parts) -> Tensor:
+        """<p_h[i], g(x_i, step)> for other inputs x: (B,)."""
+
+
+class Sketched(OneGradient):
+    """A layer whose weights act at several places of each sample: explicit gradients of a smaller one."""
+
+    balance: Mixing
+
+    def __init__(self, layer: Linear | Conv, x: Tensor, p: Tensor, balance: Mixing, samples: int) -> None:
+        super().__init__(layer, x, p, balance)
+        self.k = combinations(layer, samples)
+        shape = (min(layer.weight_shape[0], self.k), min(layer.weight_shape[1], self.k), *layer.weight_shape[2:])
+        self.small = replace(layer, weight_shape=shape, bias=False)
+        dim = layer.feature_dims[1]
+        assert dim is not None
+        self._p = _combined(balance.output_root, p, dim, self.k)
+        self._bias = balance.output_root.times(layer.rows(p).sum((1, 2)), -1) if layer.bias else None  # (B, O)
+        self._explicit: Explicit | None = None
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        dim = self.layer.feature_dims[0]
+        assert dim is not None
+        return _combined(self.balance.input_root, x, dim, self.k)
+
+    def combined(self) -> Explicit:
+        if self._explicit is None:
+            self._explicit = Explicit(self.small, self._inputs(self.x), self._p)
+            self._explicit.x, self._explicit.bias = EMPTY, self._bias
+        return self._explicit
+
+    def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
+        found = self.combined().gram(IDENTITY), [self.effect(step) for step in steps]
+        self._explicit = None
+        return found
+
+    def effect(self, step: Parts) -> Tensor:
+        return explicit_effect(self.combined(), _step_combined(self.layer, self.balance, step, self.k))
+
+    def effect_at(self, x: Tensor, step: Parts) -> Tensor:
+        weight, *bias = _step_combined(self.layer, self.balance, step, self.k)
+        effect = per_sample_dot(self._p, self.small.apply(self._inputs(in_precision(x, self.x.dtype)), [weight]))
+        return effect if self._bias is None else effect.addmv_(self._bias, bias[0])
+
+
+class SketchedProducts(OuterProducts):
+    """A linear layer on (B, n) inputs: inner products of the combinations, each sample's with its exact norm."""
+
+    def __init__(self, layer: Linear, x: Tensor, p: Tensor, balance: Mixing, samples: int) -> None:
+        super().__init__(layer, x, p, balance)
+        self.balance, self.k = balance, combinations(layer, samples)
+        self._p = _combined(balance.output_root, p, -1, self.k)
+
+    def combined(self) -> RankOne:
+        x = _with_norms(_combined(self.balance.input_root, self.x, -1, self.k), self.x, self.raised_x)
+        p = _with_norms(self._p, self.p, self.raised_p)
+        return RankOne(replace(self.layer, weight_shape=(p.shape[1], x.shape[1])), x, p)
+
+    def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
+        return self.combined().gram(IDENTITY), [self.effect(step) for step in steps]
+
+    def effect(self, step: Parts) -> Tensor:
+        return self.effect_at(self.x, step)
+
+    def effect_at(self, x: Tensor, step: Parts) -> Tensor:
+        weight, *bias = _step_combined(self.layer, self.balance, step, self.k)
+        x = _combined(self.balance.input_root, in_precision(x, self.x.dtype), -1, self.k)
+        effect = torch.linalg.vecdot(self._p, x @ weight.T)
+        return effect.addmv_(self.p, step[1]) if bias else effect
+
+
+def _combined(root: Root, a: Tensor, dim: int, k: int) -> Tensor:
+    """Combinations of balanced features, or all of them where they are no more."""
+    return root.sketch(a, dim, k) if a.shape[dim] > k else root.times(a, dim)
+
+
+def _step_combined(layer: Layer, balance: Mixing, step: Parts, k: int) -> Parts:
+    """The same combinations of a step in the weights, and its bias in balanced variables."""
+    weight = step[0]
+    for root, dim in ((balance.input_root, layer.weight_dims[0]), (balance.output_root, layer.weight_dims[1])):
+        many = weight.shape[dim] > k
+        weight = root.sketch(weight, dim, k, inverse=True) if many else root.times(weight, dim, -1)
+    return [weight, *(balance.output_root.times(part, 0, -1) for part in step[1:])]
+
+
+def _with_norms(combined: Tensor, a: Tensor, raised: Tensor) -> Tensor:
+    """Combinations of each sample's features, scaled to the norm of all of them, <a, R^2 a>^1/2."""
+    squares = torch.linalg.vecdot(a, raised).clamp_min_(0)
+    own = torch.linalg.vecdot(combined, combined).clamp_min_(torch.finfo(combined.dtype).tiny)
+    return combined * (squares / own).sqrt_()[:, None]

@@ -1,0 +1,54 @@
+"""Rare forms of losses are not tried at every step where none of them fits, and found again when one does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddpnopt import DDPNOpt
+from ddpnopt.ddp import recognise as search_module
+from ddpnopt.ddp.recognise import AGAIN, TRIES
+
+
+def cosine(z: Tensor, y: Tensor) -> Tensor:
+    return 1 - F.cosine_similarity(z, F.one_hot(y, z.shape[1]).to(z), dim=1).mean()
+
+
+def smoothed(z: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(z, y, label_smoothing=0.1)
+
+
+def kinds(losses: list[str]) -> list[str]:
+    """What the report says of each step, trained by these losses one after the other."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    opt, found = DDPNOpt(model), []
+    for name in losses:
+        x, y = torch.randn(24, 8), torch.randint(4, (24,))
+        opt.zero_grad()
+        {"cosine": cosine, "smoothed": smoothed}[name](model(x), y).backward()
+        opt.step()
+        found.append(opt.report.loss)
+    return found
+
+
+def test_rare_forms_are_tried_in_few_steps_where_none_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[bool] = []
+    candidates = search_module._candidates
+
+    def note(*args: object) -> object:
+        tried.append(bool(args[-1]))
+        return candidates(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(search_module, "_candidates", note)
+    kinds(["cosine"] * (2 * AGAIN))
+    assert all(tried[:TRIES])
+    assert sum(tried) <= TRIES + 2
+
+
+def test_a_loss_that_changes_into_one_that_is_known_is_found() -> None:
+    found = kinds(["cosine"] * (TRIES + 3) + ["smoothed"] * (AGAIN + 4))
+    assert "cross_entropy" not in found[: TRIES + 3]
+    assert found[-1] == found[-4] == "cross_entropy"
