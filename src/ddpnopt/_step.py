@@ -344,8 +344,7 @@ class Step:
         report, losses = self.opt.report, self.losses
         assert losses is not None
         assert self.sample_losses is not None
-        report.layers, report.guarded = log, self.value.guarded_fraction
-        report.actual = None
-        if self.outputs is not None and recording.used_outputs:
+        report.layers, report.guarded, report.actual = log, self.value.guarded_fraction, None
+        if self.outputs is not None and recording.used_outputs and not self.inside:
             change = total_loss(recording.used(self.outputs), losses) - float(self.sample_losses.sum())
             report.actual = self.peers.total(change)
