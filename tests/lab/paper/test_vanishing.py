@@ -11,9 +11,9 @@ import pytest
 
 from ddpnopt.lab.paper import fig_vanishing as vanishing
 from ddpnopt.lab.paper.fig_vanishing_claims import VGR_WEIGHTS, VanishingRuns, judge
-from ddpnopt.lab.paper.fig_vanishing_runs import VanishingCase, VanishingEffort, VanishingRun, config, trained
+from ddpnopt.lab.paper.fig_vanishing_runs import JUDGED, VanishingCase, VanishingEffort, VanishingRun, config, trained
 from ddpnopt.lab.paper.item import Context, write
-from ddpnopt.lab.paper.readings import PAPER, reading
+from ddpnopt.lab.paper.readings import reading
 
 SHORT = VanishingEffort(epochs=2, lrs=(0.03,), n_train=32)
 RATES = replace(SHORT, lrs=(0.03, 0.1))
@@ -60,7 +60,7 @@ def test_ddpnopt_has_the_judged_reading_and_ekfac_differs_in_feedback_alone() ->
     mine, theirs = (config(VanishingCase(way, 0.03), 1, SHORT) for way in ("DDPNOpt", "EKFAC"))
     assert replace(mine, method="ekfac", options=theirs.options) == theirs
     assert theirs.options.items() <= mine.options.items()
-    assert reading(PAPER).options.items() <= mine.options.items()
+    assert reading(JUDGED).options.items() <= mine.options.items()
     assert mine.options["terminal"] == "mmc"
     other = config(VanishingCase("DDPNOpt", 0.03, reading="sample"), 1, SHORT)
     assert other == config(VanishingCase("DDPNOpt", 0.03), 1, SHORT, judged="sample")

@@ -16,25 +16,31 @@ CLOSE = 0.2
 """Relative distance up to which a baseline's training loss counts as the paper's."""
 STRANGE = 1.0
 """Relative distance beyond which a learning rate does something else here than in the paper."""
+FEWEST_RATES = 3
+"""Without so many learning rates nothing can be said of most settings."""
 
 ByReading = Mapping[Reading, Sequence[Cells]]
 
 
 def claims_of(each: Cells) -> list[Claim]:
-    """Both statements about one curvature."""
-    return [judge(each) for judge in JUDGES]
+    """Both statements about one curvature, at the learning rates where the baseline is the paper's."""
+    part = comparable(each)
+    return [judge(part) for judge in JUDGES]
 
 
 def explained(each: Cells, judged: Reading, compared: Sequence[tuple[Reading, Cells]]) -> list[Claim]:
-    """The claims, and behind one that does not hold what the verdict depends on: rates, readings."""
+    """The claims with the rates that were left out, and behind one that does not hold what the verdict depends on."""
+    part = comparable(each)
     made = []
     for judge in JUDGES:
-        claim = judge(each)
+        claim = judge(part)
+        if part is not each:
+            claim = replace(claim, ours=f"{claim.ours}; {_left_out(each, judge)}")
         if not claim.holds:
-            reasons = [claim.why, _without_strange_rates(each, claim, judge)]
-            others = [(reading, {claim.text: judge(part).holds}) for reading, part in compared if reading != judged]
-            reasons.append(held_elsewhere(claim, others))
-            claim = replace(claim, why=" ".join(filter(None, reasons)))
+            others = [
+                (reading, {claim.text: judge(comparable(its)).holds}) for reading, its in compared if reading != judged
+            ]
+            claim = replace(claim, why=f"{claim.why} {held_elsewhere(claim, others)}".strip())
         made.append(claim)
     return made
 
@@ -103,30 +109,34 @@ def strange_rates(each: Cells) -> list[int]:
     return rows
 
 
-def _without_strange_rates(each: Cells, claim: Claim, judge: Callable[[Cells], Claim]) -> str:
-    """What becomes of the claim at the rates where the baseline is the paper's."""
+def comparable(each: Cells) -> Cells:
+    """The rates at which the baseline, without any feedback, is the paper's: the others cannot judge what it says.
+
+    All of them where fewer than three are left.
+    """
     strange = strange_rates(each)
     kept = [i for i in range(len(each.rows)) if i not in strange]
-    if not strange or len(kept) < 3:
-        return ""
+    if not strange or len(kept) < FEWEST_RATES:
+        return each
     grid = each.grid
-    part = Cells(
-        replace(
-            grid,
-            lrs=[grid.lrs[i] for i in kept],
-            loss=[grid.loss[i] for i in kept],
-            accuracy=[grid.accuracy[i] for i in kept],
-        ),
-        [each.rows[i] for i in kept],
+    chosen = replace(
+        grid,
+        lrs=[grid.lrs[i] for i in kept],
+        loss=[grid.loss[i] for i in kept],
+        accuracy=[grid.accuracy[i] for i in kept],
     )
+    return Cells(chosen, [each.rows[i] for i in kept])
+
+
+def _left_out(each: Cells, judge: Callable[[Cells], Claim]) -> str:
+    """Which rates do not count and why, and what the verdict would be with them."""
+    grid = each.grid
     at = ", ".join(
-        f"{grid.lrs[i]:g} {grid.label} itself has {fmean(each.values(LOSS)[i][0]):.2f} here and {grid.loss[i][0]:.2f} "
-        "in the paper"
-        for i in strange
+        f"{grid.lrs[i]:g}, where {grid.label} itself has {fmean(each.values(LOSS)[i][0]):.2f} here and "
+        f"{grid.loss[i][0]:.2f} in the paper"
+        for i in strange_rates(each)
     )
-    now = judge(part).holds
-    then = "the verdict is the same" if now == claim.holds else f"it {_becomes(now)}"
-    return f"At learning rate {at}; without that rate {then}."
+    return f"without the learning rate {at} (with it {_becomes(judge(each).holds)})"
 
 
 def _becomes(holds: bool | None) -> str:

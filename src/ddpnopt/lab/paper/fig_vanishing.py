@@ -23,6 +23,7 @@ from ddpnopt.lab.paper.fig_vanishing_claims import (
 )
 from ddpnopt.lab.paper.fig_vanishing_drawing import Panel, draw, draw_norms, norm_series, series, typical_norms
 from ddpnopt.lab.paper.fig_vanishing_runs import (
+    JUDGED,
     PLATEAUS,
     VGR_WEIGHT,
     VanishingCase,
@@ -54,6 +55,8 @@ def weight_cases() -> list[VanishingCase]:
 
 
 def run(context: Context) -> Result:
+    if not context.readings:
+        context = replace(context, readings=(JUDGED, *(name for name in READINGS if name != JUDGED)))
     effort = QUICK if context.quick else FULL
     seeds = seeds_of(context, SEEDS, QUICK_SEEDS)
     wanted = [*main_cases(), *variants(objective="CE"), *variants(activation="ReLU"), *adaptive_cases()]
@@ -132,9 +135,9 @@ def _notes(effort: VanishingEffort, seeds: int, context: Context) -> list[str]:
         f"Nine layers of width 32, batches of {effort.batch_size}, {effort.epochs} epochs, {seeds} seed(s); the paper "
         "gives neither epochs nor batch size nor seeds. A training has escaped when its training loss at the end is "
         "below 90 % of the plateau.",
-        f"DDPNOpt is in the reading '{context.judged.label}', as in fig-grid. The guard multiplies V_x by 1 / (1 + s), "
-        "which adds to the vanishing; without it 1 - s amplifies V_x where s > 2. The table of readings has "
-        "them side by side.",
+        f"DDPNOpt is in the reading '{context.judged.label}': the guard of fig-grid takes too long with second "
+        "order. It multiplies V_x by 1 / (1 + s), which adds to the vanishing; without it 1 - s amplifies V_x where "
+        "s > 2. The table of readings has them side by side.",
         "DDPNOpt has the Kronecker curvature here and DDPNOpt* the adaptive diagonal, as in the paper's captions; "
         "EKFAC and DDPNOpt have damping 0.1 and refresh every 100 steps.",
         f"SGD-VGR has the weight {VGR_WEIGHT:g} of Pascanu et al.; the paper gives none, and the table shows others.",
