@@ -243,7 +243,9 @@ def single_output(recording: Recording) -> tuple[int, Tensor, Tensor]:
     return found[0]
 
 
-def recognised_losses(recording: Recording, mean: bool, total: float | None = None) -> Losses:
+def recognised_losses(
+    recording: Recording, mean: bool, total: float | None = None, value: float | None = None
+) -> Losses:
     """The losses at the outputs, or at the last layer if the model has computed the loss itself.
 
     `total` is the value of the batch loss, where the user has handed it over.
@@ -257,7 +259,7 @@ def recognised_losses(recording: Recording, mean: bool, total: float | None = No
         found = [(z, q, _narrow(last.p_h))]
         total = true_loss(recording) if total is None else total
     if total is None or len(found) == 1:
-        return [(z, recognise(z, q, mean, total, narrow)) for z, q, narrow in found]
+        return [(z, recognise(z, q, mean, total, narrow, value)) for z, q, narrow in found]
     return _shared_out(total, found, mean)
 
 
