@@ -167,8 +167,8 @@ class Step:
                 self.penalties = Penalties.of([(r.extra, r.parameters) for r in self.layers if r.extra is not None])
                 total = self.penalties.taken_from(total)  # what is left is that of the outputs
             if opt._uses_losses:  # on the scale of the user's loss
-                total = opt._length.level(total)
-                self.losses = recognised_losses(recording, form.mean, total, opt._search)
+                value, total = total, opt._length.level(total)
+                self.losses = recognised_losses(recording, form.mean, total, value, opt._search)
                 if opt._length.below_zero:
                     self.losses, opt._length.flatness = as_flat(self.losses, opt._length.flatness)
                 opt.report.loss = kind_of(self.losses)

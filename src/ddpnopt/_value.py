@@ -12,7 +12,7 @@ from ddpnopt._checks import require, warn_user
 from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp import terminal as terminals
 from ddpnopt.ddp.loss import AnyLoss, UnknownLoss, sqrt_curvature
-from ddpnopt.ddp.recognise import Search, recognise
+from ddpnopt.ddp.recognise import NO_FORM, Search, recognise
 from ddpnopt.ddp.segment import JointSegment, Pullback, Segment
 from ddpnopt.ddp.stage import Displacement
 from ddpnopt.ddp.value import Batch, Blocks, Factored, Full, Outer, ScaleFree, ValueFunction
@@ -244,11 +244,16 @@ def single_output(recording: Recording) -> tuple[int, Tensor, Tensor]:
 
 
 def recognised_losses(
-    recording: Recording, mean: bool, total: float | None = None, search: Search | None = None
+    recording: Recording,
+    mean: bool,
+    total: float | None = None,
+    value: float | None = None,
+    search: Search | None = None,
 ) -> Losses:
     """The losses at the outputs, or at the last layer if the model has computed the loss itself.
 
-    `total` is the value of the batch loss, where the user has handed it over; `search` knows of earlier steps.
+    `total` is the value of the batch loss, where the user has handed it over, and `value` that of `recognise`; `search`
+    knows of earlier steps.
     """
     rare = search is None or search.is_due()
     dtype = recording.layers[0].parameters[0].dtype
@@ -260,11 +265,11 @@ def recognised_losses(
         found = [(z, q, _narrow(last.p_h))]
         total = true_loss(recording) if total is None else total
     if total is None or len(found) == 1:
-        losses: Losses = [(z, recognise(z, q, mean, total, narrow, rare=rare)) for z, q, narrow in found]
+        losses: Losses = [(z, recognise(z, q, mean, total, narrow, value, rare=rare)) for z, q, narrow in found]
     else:
         losses = _shared_out(total, found, mean, rare)
     if search is not None:
-        search.note(success=are_certain(losses))
+        search.note(success=all(loss.certain or loss.kind not in NO_FORM for _, loss in losses))
     return losses
 
 

@@ -106,3 +106,10 @@ def test_the_deviation_of_a_policy_does_not_run_away() -> None:
         (-(reward - reward.mean()) * normal.log_prob(action)).mean().backward()
         opt.step()
         assert -8 < float(policy.log_deviation.detach()) < 2  # a loss without a minimum: the bound alone grows for ever
+
+
+def test_a_parameter_that_starts_at_zero_keeps_its_usual_size_after_it_has_left() -> None:
+    x, state, distance = torch.zeros(3), dict[str, Any](), Distance()
+    for _ in range(100):
+        distance.step([x], [x - 100], [state], [1.0], share=0.01)
+    assert float(x.min()) > 0.2  # 0.05 if its size were its own from then on

@@ -80,6 +80,8 @@ def _size(p: Tensor, origin: Tensor) -> float:
     """The root mean square of a parameter, and no less than at its start; one that starts at zero has a usual size."""
     if p.numel() == 0:
         return 0.0
-    size = max(float(p.square().mean()), float(origin.square().mean())) ** 0.5
-    inputs = p.numel() / p.shape[0] if p.dim() else 1.0
-    return size if size > LEAST_SIZE else (3 * inputs) ** -0.5  # of torch's linear layers
+    least = float(origin.square().mean()) ** 0.5
+    if least <= LEAST_SIZE:
+        inputs = p.numel() / p.shape[0] if p.dim() else 1.0
+        least = (3 * inputs) ** -0.5  # of torch's linear layers
+    return max(float(p.square().mean()) ** 0.5, least)

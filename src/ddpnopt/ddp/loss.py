@@ -112,7 +112,32 @@ class UnknownLoss:
         return replace(self, q=self.q * factor, residual=self.residual * math.sqrt(factor))
 
 
-AnyLoss = Loss | UnknownLoss
+@dataclass(frozen=True)
+class LinearLoss:
+    """Outputs that are the losses of the samples, or their log-likelihoods: phi_i = q_i z_i, above a level."""
+
+    q: Tensor  # (B, …), with one element per sample
+    level: Tensor | float  # at most every q_i z_i, and zero
+    kind: str = "sum of outputs"
+    certain: bool = True
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.q.dtype
+
+    def per_sample(self, z: Tensor) -> Tensor:
+        """The contribution of each sample to the batch loss, above the level: (B,)."""
+        return (self.q * z).reshape(len(self.q)) - self.level
+
+    def minimum(self) -> float:
+        return float(self.level) * len(self.q)
+
+    def scaled(self, factor: float) -> LinearLoss:
+        """`factor` times the loss."""
+        return replace(self, q=self.q * factor, level=self.level * factor)
+
+
+AnyLoss = Loss | UnknownLoss | LinearLoss
 
 
 def total_loss(outputs: list[Tensor], found: list[tuple[Tensor, AnyLoss]]) -> float:

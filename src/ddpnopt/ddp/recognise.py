@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ddpnopt.ddp import recognise_binary as binary
 from ddpnopt.ddp.evidence import has_usual_scale, is_round, says_something, shared_magnitude, tolerance, within_reach
-from ddpnopt.ddp.loss import AnyLoss, Loss, UnknownLoss
+from ddpnopt.ddp.loss import AnyLoss, LinearLoss, Loss, UnknownLoss
 from ddpnopt.ddp.recognise_classes import cross_entropy
 
+NO_FORM = ("unknown", "squared_error")  # what a loss is taken for where nothing fits
 TRIES, AGAIN = 5, 16  # steps without success after which the rare forms are tried in one of so many alone
 FAR = 2.0  # times what is within reach of the outputs is the most that a loss of unknown form is taken to be
 
@@ -39,13 +40,13 @@ class Search:
 
 def recognise(
     z: Tensor, q: Tensor, mean: bool, total: float | None = None, precision: torch.dtype | None = None,
-    *, rare: bool = True,
+    value: float | None = None, *, rare: bool = True,
 ) -> AnyLoss:  # fmt: skip
     """The loss whose gradient at outputs z is q; a squared error, or one of unknown form, where nothing else fits.
 
     `mean` says whether the user's loss is an average over the batch (and over places or elements) or a sum, `total`
-    is its value, and `precision` the narrowest in which z and q were computed. Without `rare` only the plain forms with
-    hard labels are tried.
+    is its value, and `precision` the narrowest in which z and q were computed. `value` is what the user's loss says
+    where `total` does not: once it has been below zero. Without `rare` only the plain forms with hard labels are tried.
     """
     if z.requires_grad or q.requires_grad:  # the same tensor has its losses computed once
         z, q = z.detach(), q.detach()
@@ -64,7 +65,9 @@ def recognise(
             return found if found.certain else replace(found, certain=True)
         if found.certain and incomplete is None:
             incomplete = replace(found, certain=sum_here <= total + slack)  # a penalty on the weights adds to it
-    return incomplete or guess or _other(z, q, mean, tol, total)
+    return (
+        incomplete or guess or _linear(z, q, tol, total if value is None else value) or _other(z, q, mean, tol, total)
+    )
 
 
 def _candidates(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None, rare: bool) -> Iterator[Loss]:
@@ -103,6 +106,21 @@ def _binary_cross_entropy(
             if match is not None:
                 t, w, certain = match
                 yield Loss(kind, t, w, of_probabilities=of_probabilities, soft=True, certain=certain)
+
+
+def _linear(z: Tensor, q: Tensor, tol: float, total: float | None) -> LinearLoss | None:
+    """Outputs that are the losses of the samples themselves: all with the same gradient, and their sum is the loss."""
+    if total is None or z.numel() != len(z) or len(z) < 2:
+        return None
+    first = q.flatten()[0]
+    if first == 0 or not bool(((q - first).abs() <= tol * first.abs()).all()):
+        return None
+    each = (q * z).double()
+    if abs(float(each.sum()) - total) > 10 * tol * float(each.abs().sum()):
+        return None
+    least = float(each.min())
+    level = (total - FAR * within_reach(z, q)) / len(z)  # outputs far from zero (a critic's) say nothing of a minimum
+    return LinearLoss(q, min(least, max(0.0, level)))
 
 
 def _other(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) -> AnyLoss:
