@@ -70,7 +70,8 @@ def is_chain(opt: DDPNOpt, passes: Passes, recording: Recording) -> bool:
         )
         probes = [] if several else passes.probes(recording)
         chains[key] = not several and all(probe.off_chain(recording) is None for probe in probes)
-        if chains[key] and not passes.batch_norms:  # which mix little
+        first = all(r.layouts[0] is None for part in recording.parts or [recording] for r in part.layers)
+        if chains[key] and first and not passes.batch_norms:  # with samples in dimension 0; the norms mix little
             chains[key] = not any(probe.mixes_samples() for probe in probes)
         opt._capture.keep_outputs = not all(chains.values())
     return chains[key]
