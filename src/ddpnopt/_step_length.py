@@ -95,9 +95,7 @@ def _share_changed(step: Step) -> float:
 
 
 def _mean_share_changed(step: Step) -> float:
-    """By which share of their size the step has changed the weights with feedback: root mean square over the layers."""
-    if sum(p.numel() for p in step.rest) > sum(stage.u[0].numel() for stage in step.stages):
-        return math.inf  # a few weights with feedback are no measure for all the others
+    """By which share of their size the step has changed the weights: the root mean square over all layers."""
     norms = stacked(torch._foreach_norm([update[0] for update in step.updates])).tolist()
     sizes = [stage.size * max(1, stage.u[0].numel()) ** 0.5 for stage in step.stages]
     shares = [norm / size for norm, size in zip(norms, sizes, strict=True)]
