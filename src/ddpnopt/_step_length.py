@@ -68,7 +68,8 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
     if found.loss > 0:
         length.learn(found, step.asked, step.fraction, change)
     if step.rest:
-        step.opt._parameters.update_by_distance(step.rest, step.opt._distance, _mean_share_changed(step))
+        share = math.inf if step.certain else _mean_share_changed(step)  # the bound needs a loss with a minimum
+        step.opt._parameters.update_by_distance(step.rest, step.opt._distance, share)
     return 1.0
 
 

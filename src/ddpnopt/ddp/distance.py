@@ -7,8 +7,8 @@ parameters' own size, so that nothing depends on their unit, and gradients enter
 loss that is multiplied by a number gives the same steps.
 
 The bound is one of convex losses. Where the loss has no minimum (the deviation of a policy, which sharpens its own
-gradients), it can grow without end. Next to layers with feedback, whose lengths are judged, no parameter changes by a
-larger share of its size than they do.
+gradients), it can grow without end. Where the form of the loss is not known, no parameter changes by a larger share of
+its size than the layers with feedback do, whose lengths are judged.
 """
 
 from __future__ import annotations
@@ -77,11 +77,9 @@ class Distance:
 
 
 def _size(p: Tensor, origin: Tensor) -> float:
-    """The root mean square of a parameter, and no less than at its start; one that starts at zero has a usual size."""
+    """The root mean square of a parameter, and no less than at its start, or than that of a usual start."""
     if p.numel() == 0:
         return 0.0
-    least = float(origin.square().mean()) ** 0.5
-    if least <= LEAST_SIZE:
-        inputs = p.numel() / p.shape[0] if p.dim() else 1.0
-        least = (3 * inputs) ** -0.5  # of torch's linear layers
-    return max(float(p.square().mean()) ** 0.5, least)
+    inputs = p.shape[-1] if p.dim() > 1 else 1
+    usual = (3 * inputs) ** -0.5  # of torch's linear layers
+    return max(float(p.square().mean()) ** 0.5, float(origin.square().mean()) ** 0.5, usual)
