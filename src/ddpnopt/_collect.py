@@ -70,8 +70,10 @@ def is_chain(opt: DDPNOpt, passes: Passes, recording: Recording) -> bool:
         )
         probes = [] if several else passes.probes(recording)
         chains[key] = not several and all(probe.off_chain(recording) is None for probe in probes)
-        first = all(r.layouts[0] is None for part in recording.parts or [recording] for r in part.layers)
-        if chains[key] and first and not passes.batch_norms:  # with samples in dimension 0; the norms mix little
+        parts = recording.parts or [recording]
+        first = all(r.layouts[0] is None or part.group > 1 for part in parts for r in part.layers)
+        plain = first and not any(r.recomputed for r in recording.layers)  # a checkpoint recomputes without our hooks
+        if chains[key] and plain and not passes.batch_norms:  # with samples in dimension 0; the norms mix little
             chains[key] = not any(probe.mixes_samples() for probe in probes)
         opt._capture.keep_outputs = not all(chains.values())
     return chains[key]
