@@ -162,3 +162,24 @@ def test_pictures_norms_embeddings_and_coupled_losses_train_in_groups(loss: str)
         losses.append(float(value.detach()))
     assert losses[-1] < (0.7 if loss == "contrastive" else 0.2) * losses[0]
     assert not opt.report.undone
+
+
+class Graph(nn.Module):
+    """The nodes of one graph as samples: each layer reads the mean of all of them, too."""
+
+    def __init__(self, *, mixing: bool) -> None:
+        super().__init__()
+        self.first, self.out, self.mixing = nn.Linear(5, 7), nn.Linear(7, 3), mixing
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        return self.out(h + h.mean(0) if self.mixing else h)
+
+
+@pytest.mark.parametrize("mixing", [False, True])
+def test_layers_that_mix_the_samples_are_found_in_groups(mixing: bool) -> None:
+    model = Graph(mixing=mixing)
+    opt = DDPNOpt(model)
+    F.cross_entropy(model(torch.randn(24, 5)), torch.randint(3, (24,))).backward()
+    opt.step()
+    assert list(opt._chains.values()) == [not mixing]
