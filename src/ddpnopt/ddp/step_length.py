@@ -198,6 +198,8 @@ class StepLength:
         It needs neither the form nor the scale of the loss. The batch is another one: before the step, the slope there
         was that of unseen samples. Half of the difference is a lower bound of kappa.
         """
+        if self.unseen_curvature <= 0:  # a single sample says nothing of the slope at the next one: that is noise
+            return
         model = found.own_curvature * self.taken**2
         before = self.decrease * min(1.0, max(self.unseen, 0.0) / max(self.own, 1e-300))
         self.felt_curvature = DECAY * self.felt_curvature + (1 - DECAY) * max(slope + before, 0.0)
