@@ -28,6 +28,5 @@ def capture_of(opt: DDPNOpt, exclude: frozenset[str], weight_grads: bool, batch_
         opt.model, layers, skip_weight_grads=feedback and not weight_grads, input_gradients_from=input_gradients_from,
         reuse=joint, batch_dim=batch_dim,
     )  # fmt: skip
-    capture.arrangement.groups = opt.form.scale_free and not opt.data_parallel
     capture.arrivals.couples = opt.form.scale_free and feedback and not opt.data_parallel
     return capture

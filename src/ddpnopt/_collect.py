@@ -26,12 +26,15 @@ OUTSIDE = (
 )
 
 
-def one_recording(capture: Capture, form: ValueForm, *, feedback: bool) -> tuple[Recording | None, Passes]:
+def one_recording(
+    capture: Capture, form: ValueForm, *, feedback: bool, alone: bool = True
+) -> tuple[Recording | None, Passes]:
     """All passes as one: those of one backward pass that belong together, and the others as micro-batches.
 
-    Without layers, or None, if the loss contains derivatives of the model.
+    Without layers, or None, if the loss contains derivatives of the model. `alone`: this process has the whole batch.
     """
     arrivals = capture.arrivals
+    capture.arrangement.groups = form.scale_free and alone  # the shares of several processes count samples, not groups
     if feedback and arrivals.differentiated:
         leave_noted(arrivals)
     only_derivatives = arrivals.differentiated and not arrivals.recordings

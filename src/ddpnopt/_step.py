@@ -114,7 +114,7 @@ class Step:
         self._gradient_sum = finite_sum([g for g in gradients if g is not None])
 
     def _take(self) -> tuple[Recording | None, Passes]:
-        return one_recording(self.opt._capture, self.opt.form, feedback=self.opt.feedback)
+        return one_recording(self.opt._capture, self.opt.form, feedback=self.opt.feedback, alone=self.group is None)
 
     def _own_parameters(self) -> set[nn.Parameter]:
         """The parameters of the layers that are not left to `rest`."""

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpnopt import EKFAC, DDPNOpt
 from ddpnopt.ddp import sketched
+from ddpnopt.trace import arrangement
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "optimizer"))
 
@@ -130,15 +131,20 @@ def of(size: int) -> list[str]:
 
 
 @contextmanager
-def counting_as_large(net: str) -> Iterator[None]:
-    """Let layers of this network count as large by their number of features alone."""
-    usual = sketched.WORK
+def counting_as_large(net: str, size: int) -> Iterator[None]:
+    """Let layers of this network count as large by their features alone, and any batch that several processes share.
+
+    One process would take the latter in groups; several do not.
+    """
+    usual = sketched.WORK, arrangement.MOST
     if net == "large":
         sketched.WORK = 0, 0
+    if size > 1:
+        arrangement.MOST = 2
     try:
         yield
     finally:
-        sketched.WORK = usual
+        sketched.WORK, arrangement.MOST = usual
 
 
 def train(case: str, rank: int = 0, size: int = 1, group: Any = None, micro: int = 1) -> tuple[nn.Module, DDPNOpt]:
@@ -157,7 +163,7 @@ def train(case: str, rank: int = 0, size: int = 1, group: Any = None, micro: int
         for some, labels in zip(x.tensor_split(micro), y.tensor_split(micro), strict=True):
             weight = 1.0 if reduction == "sum" else len(some) / len(x)
             (F.cross_entropy(whole(some), labels, reduction=reduction) * weight).backward()
-        with counting_as_large(net):
+        with counting_as_large(net, size):
             opt.step()
     return model, opt
 
