@@ -62,29 +62,28 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
         if not change <= TOLERATED:
             length.fraction, length.memory = step.asked, 0.0  # if no attempt succeeds, the next step starts from here
             return SHRINK
-    share = _share_changed(step)
+    step.updates = _updates(step)
+    norms = stacked(torch._foreach_norm([update[0] for update in step.updates])).tolist()
+    share = _share_changed(step, norms)
     if not length.is_within_reach(share, step.fraction):
         return REACH / share
     if found.loss > 0:
         length.learn(found, step.asked, step.fraction, change)
     if step.rest:
-        share = math.inf if step.certain else _mean_share_changed(step)  # the bound needs a loss with a minimum
+        share = math.inf if step.certain else _mean_share_changed(step, norms)  # the bound needs a loss with a minimum
         step.opt._parameters.update_by_distance(step.rest, step.opt._distance, share)
     return 1.0
 
 
-def _share_changed(step: Step) -> float:
+def _share_changed(step: Step, norms: list[float]) -> float:
     """By how much the step has changed a layer as a map, relative to it: the largest share over all layers.
 
     That is the spectral norm of the update over the one of a matrix of m x n independent weights of the layer's size s,
     s (m^1/2 + n^1/2); the ratio of all weights where each output depends on its own (embeddings, norms, depthwise
-    convolutions).
+    convolutions). `norms` are those of the updates.
     """
-    step.updates = _updates(step)
-    changes = [update[0] for update in step.updates]
-    norms = stacked(torch._foreach_norm(changes)).tolist()
     largest = 0.0
-    for norm, change, stage in zip(norms, changes, step.stages, strict=True):
+    for norm, (change, *_), stage in zip(norms, step.updates, step.stages, strict=True):
         count, mixes = max(1, change.numel()), stage.layer.mixes_features and change.dim() > 1
         outputs = stage.layer.weight_dims[1]
         m = change.shape[outputs] if mixes else count
@@ -95,9 +94,8 @@ def _share_changed(step: Step) -> float:
     return largest
 
 
-def _mean_share_changed(step: Step) -> float:
+def _mean_share_changed(step: Step, norms: list[float]) -> float:
     """By which share of their size the step has changed the weights: the root mean square over all layers."""
-    norms = stacked(torch._foreach_norm([update[0] for update in step.updates])).tolist()
     sizes = [stage.size * max(1, stage.u[0].numel()) ** 0.5 for stage in step.stages]
     shares = [norm / size for norm, size in zip(norms, sizes, strict=True)]
     return (sum(share**2 for share in shares) / max(1, len(shares))) ** 0.5

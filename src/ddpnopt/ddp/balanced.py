@@ -7,6 +7,7 @@ rather than to activations, once to inputs and outputs where the gradients are n
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from math import prod
 from typing import Protocol
 
@@ -30,11 +31,11 @@ class BalancedGradients(Sums, Protocol):
         """K = P_u' M^-1 P_u, (B, B), and <p_u[i], step> of each step, (B,): its effect on each sample's loss."""
 
 
-class SummedUp:
+class SummedUp(ABC):
     """Forms whose sum is materialised before it is added."""
 
-    def combine(self, w: Tensor) -> Parts:
-        raise NotImplementedError
+    @abstractmethod
+    def combine(self, w: Tensor) -> Parts: ...
 
     def solved(self, w: Tensor, metric: Metric) -> Parts:
         return self.combine(w)

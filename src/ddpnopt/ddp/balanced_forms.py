@@ -36,12 +36,11 @@ def sketched(
     layer: Layer, x: Tensor, p: Tensor, balance: Balance | None, samples: int
 ) -> Sketched | SketchedProducts | None:
     """The form of a large layer; None for any other."""
-    if type(layer) not in (Linear, Conv) or not isinstance(balance, Mixing):
+    if not isinstance(balance, Mixing):
         return None
-    assert isinstance(layer, (Linear, Conv))
-    single = isinstance(layer, Linear) and x.dim() == 2
-    if not is_large(layer, samples, 1 if single else p[0].numel() // layer.weight_shape[0]):
-        return None
-    if single and isinstance(layer, Linear):
-        return SketchedProducts(layer, x, p, balance, samples)
-    return Sketched(layer, x, p, balance, samples)
+    if type(layer) is Linear and x.dim() == 2:
+        return SketchedProducts(layer, x, p, balance, samples) if is_large(layer, samples, 1) else None
+    if type(layer) is Linear or type(layer) is Conv:
+        large = is_large(layer, samples, p[0].numel() // layer.weight_shape[0])
+        return Sketched(layer, x, p, balance, samples) if large else None
+    return None

@@ -31,10 +31,8 @@ from ddpnopt.linear.sample_gradients import Explicit
 
 NUMBERS = 4  # that are kept of each gradient, for each sample: enough to tell all samples apart
 LARGE = 4  # weights for each of them from which on a layer is large
-WORK = (
-    2**22,
-    2**25,
-)  # multiplications of one product with the weights below which all is exact: at places, at a single one
+# multiplications of one product with the weights, at several places or a single one, below which all is exact
+WORK = (2**22, 2**25)
 
 
 def combinations(layer: Layer, samples: int) -> int:
@@ -113,23 +111,27 @@ class SketchedProducts(OuterProducts):
     def __init__(self, layer: Linear, x: Tensor, p: Tensor, balance: Mixing, samples: int) -> None:
         super().__init__(layer, x, p, balance)
         self.balance, self.k = balance, combinations(layer, samples)
-        self._p = _combined(balance.output_root, p, -1, self.k)
+        self._x, self._p = self._inputs(x), _combined(balance.output_root, p, -1, self.k)
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        return _combined(self.balance.input_root, x, -1, self.k)
 
     def combined(self) -> RankOne:
-        x = _with_norms(_combined(self.balance.input_root, self.x, -1, self.k), self.x, self.raised_x)
-        p = _with_norms(self._p, self.p, self.raised_p)
+        x, p = _with_norms(self._x, self.x, self.raised_x), _with_norms(self._p, self.p, self.raised_p)
         return RankOne(replace(self.layer, weight_shape=(p.shape[1], x.shape[1])), x, p)
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
         return self.combined().gram(IDENTITY), [self.effect(step) for step in steps]
 
     def effect(self, step: Parts) -> Tensor:
-        return self.effect_at(self.x, step)
+        return self._effect(self._x, step)
 
     def effect_at(self, x: Tensor, step: Parts) -> Tensor:
+        return self._effect(self._inputs(in_precision(x, self.x.dtype)), step)
+
+    def _effect(self, combined: Tensor, step: Parts) -> Tensor:
         weight, *bias = _step_combined(self.layer, self.balance, step, self.k)
-        x = _combined(self.balance.input_root, in_precision(x, self.x.dtype), -1, self.k)
-        effect = torch.linalg.vecdot(self._p, x @ weight.T)
+        effect = torch.linalg.vecdot(self._p, combined @ weight.T)
         return effect.addmv_(self.p, step[1]) if bias else effect
 
 
