@@ -24,7 +24,11 @@ TOLERATED = 1.0  # increase of the batch's loss, relative to it: beyond that a s
 def watches_slope(step: Step) -> bool:
     """Whether the step needs the slope along the last update: where samples left out, or the loss, say too little."""
     length = step.opt._length
-    return not step.certain or length.unseen <= 0 or length.unseen_curvature <= 0
+    return not step.certain or length.unseen <= 0 or length.unseen_curvature <= 0 or _couples_samples(step)
+
+
+def _couples_samples(step: Step) -> bool:
+    return any(module.training for _, module in step.passes.batch_norms)
 
 
 def choose_fraction(step: Step, value: ScaleFree, shorter: float) -> None:
@@ -42,8 +46,7 @@ def choose_fraction(step: Step, value: ScaleFree, shorter: float) -> None:
             length.feel(slope / found.loss)
             if not step.certain:
                 length.learn_from_slope(found, slope / found.loss)
-        coupled = any(module.training for _, module in step.passes.batch_norms)
-        step.chosen, step.evidence = length.choose(found, coupled=coupled), found
+        step.chosen, step.evidence = length.choose(found, coupled=_couples_samples(step)), found
     # lr is a factor here: a scheduler may shorten all steps
     step.asked = step.chosen * shorter
     step.fraction = step.asked * max(float(group["lr"]) for group in step.opt.param_groups)

@@ -73,11 +73,22 @@ def test_a_fraction_falls_no_faster_than_a_power_of_t_when_unseen_samples_gain_l
     for _ in range(20):
         take(length, HELPFUL)
     useless = Evidence(1.0, 1.8, 1.7, 0.1, 1.6)
-    for _ in range(60):
+    for _ in range(200):
         last, steps = length.fraction, length.steps
         new = take(length, useless)
         assert new >= last * (1 - FALL / (steps + FALL_AFTER)) * (1 - 1e-12)
     assert new < 0.5 * PATIENCE * HELPFUL.unseen / HELPFUL.unseen_curvature
+
+
+def test_a_fraction_falls_faster_when_unseen_samples_lose_and_the_next_batch_does_too() -> None:
+    length, harmful = StepLength(), Evidence(1.0, 1.8, 1.7, -0.5, 1.6)
+    for _ in range(20):
+        take(length, HELPFUL)
+    before = length.fraction
+    for _ in range(60):
+        length.feel(0.5 * length.decrease)
+        take(length, harmful)
+    assert length.fraction < before * ((20 + FALL_AFTER) / (80 + FALL_AFTER)) ** (4 * FALL)
 
 
 def test_a_fraction_follows_the_curvature_at_once() -> None:

@@ -14,8 +14,9 @@ decide on alpha, all of them relative to the loss, so that no scale enters:
   and leaving one out means nothing: there it takes the place of the first estimate, within what the curvature allows.
   Where noise alone hides what samples left out say, it has to be clearly negative for a length to be kept.
 
-Fractions at most double from step to step and fall no faster than a power of 1/t, unless the curvature asks for it: at
-a constant length progress on unseen samples always ends, and a fraction that followed at once would stop the training.
+Fractions at most double from step to step. While samples left out still gain from a step, fractions fall no faster than
+1/t^1/2, unless the curvature asks for it: what is best for the next step alone gets shorter and shorter in the noise of
+a few steep directions, long before the flat ones have arrived, and the noise is left to the average of the weights.
 
 No step changes a layer by more than a part of its size. Where gradients vanish, any fraction of the loss can ask for
 any change of the weights, and in the first steps all samples agree on changes that later ones take back.
@@ -35,12 +36,12 @@ SINGLE = 0.1  # of that, in batches of one sample
 MEMORY = 0.9  # of what the last step has left undone: it is the prior of the next one
 GROWTH = 2.0  # of the fraction, and 1/kappa, from step to step
 SHRINK = 0.25  # the least a fraction keeps from step to step
-FALL = 5.0  # power of the number of steps with which the fraction may fall
-FALL_AFTER = 10.0  # steps before the fraction may fall by less than a half
+FALL = 0.5  # power of the number of steps with which the fraction may fall while samples left out gain
+FALL_AFTER = 10.0  # steps before that power holds
 SLOPE_GAIN = 0.5  # how strongly the slope after a step acts on the logarithm of the fraction
 SLOPE_OFFSET = 0.05  # the slope, relative to the step's own, at which a length is kept: a little beyond the minimum
+NORMED = 0.12  # … with batch norm, further beyond it: the average of the weights takes the noise out
 NOISE = 2.0  # standard errors below zero from which on the evidence of samples left out is that of coupled ones
-OVERSHOT = 0.5  # slope after a step, relative to its own, from which on it may shorten the next at once
 LEAST_KAPPA = 0.5
 REACH = 0.08  # of a layer's spectral norm: what a step may change
 SURPRISE = 10.0  # deviations of a loss above its running mean at which the last step is taken back
@@ -119,7 +120,7 @@ class StepLength:
     def choose(self, found: Evidence, *, coupled: bool = False) -> float:
         """The fraction to ask for; a batch without loss or gradient leaves everything as it is.
 
-        `coupled` says that the network is known to couple the samples.
+        `coupled` says that the network is known to couple the samples (batch norm).
         """
         if found.loss <= 0 or found.own < RESOLUTION:
             return self.fraction
@@ -140,24 +141,18 @@ class StepLength:
         return self.fraction
 
     def _next(self, coupled: bool) -> float:
-        last = self.fraction
+        last, gains = self.fraction, self.unseen > RESOLUTION * self.own
         on_batch = OWN * self.own / max(self.kappa * self.own_curvature, 1e-300)
-        floor = last * (1 - FALL / (self.steps + FALL_AFTER))
-        if self.unseen > RESOLUTION * self.own:
-            wanted = PATIENCE * self.unseen / max(self.kappa * self.unseen_curvature, 1e-300)
-        elif self.slope_weight > 0:  # leaving samples out says nothing
-            slope = self.slope / self.slope_weight
-            kept_at = SLOPE_OFFSET if coupled or not self._is_noise() else -SLOPE_OFFSET
-            wanted = last * math.exp(SLOPE_GAIN * (kept_at - slope))
-            if slope > OVERSHOT:
-                floor = 0.0
-        else:
-            wanted = last
+        wanted = last
+        if self.slope_weight > 0 and (coupled or not gains):  # leaving samples out says nothing
+            kept_at = NORMED if coupled else -SLOPE_OFFSET if self._is_noise() else SLOPE_OFFSET
+            wanted = last * math.exp(SLOPE_GAIN * (kept_at - self.slope / self.slope_weight))
+        elif gains:
+            best = PATIENCE * self.unseen / max(self.kappa * self.unseen_curvature, 1e-300)
+            wanted = max(best, last * (1 - FALL / (self.steps + FALL_AFTER)))
         if self.unseen_curvature <= 0:  # batches of one sample: nothing is known of the others
             on_batch *= SINGLE
-        fraction = min(on_batch, GROWTH * last)
-        if fraction > wanted:
-            fraction = min(fraction, max(wanted, floor))
+        fraction = min(on_batch, GROWTH * last, wanted)
         return min(max(fraction, SHRINK * last), self.reach)
 
     def _is_noise(self) -> bool:
