@@ -14,9 +14,9 @@ decide on alpha, all of them relative to the loss, so that no scale enters:
   and leaving one out means nothing: there it takes the place of the first estimate, within what the curvature allows.
   Where noise alone hides what samples left out say, it has to be clearly negative for a length to be kept.
 
-Fractions at most double from step to step. While samples left out still gain from a step, fractions fall no faster than
-1/t^1/2, unless the curvature asks for it: what is best for the next step alone gets shorter and shorter in the noise of
-a few steep directions, long before the flat ones have arrived, and the noise is left to the average of the weights.
+Fractions at most double from step to step, and while samples left out still gain from a step only the curvature makes
+them fall: what is best for the next step alone gets shorter and shorter in the noise of a few steep directions, long
+before the flat ones have arrived. The noise is left to the average of the weights.
 
 No step changes a layer by more than a part of its size. Where gradients vanish, any fraction of the loss can ask for
 any change of the weights, and in the first steps all samples agree on changes that later ones take back.
@@ -36,8 +36,6 @@ SINGLE = 0.1  # of that, in batches of one sample
 MEMORY = 0.9  # of what the last step has left undone: it is the prior of the next one
 GROWTH = 2.0  # of the fraction, and 1/kappa, from step to step
 SHRINK = 0.25  # the least a fraction keeps from step to step
-FALL = 0.5  # power of the number of steps with which the fraction may fall while samples left out gain
-FALL_AFTER = 10.0  # steps before that power holds
 SLOPE_GAIN = 0.5  # how strongly the slope after a step acts on the logarithm of the fraction
 SLOPE_OFFSET = 0.05  # the slope, relative to the step's own, at which a length is kept: a little beyond the minimum
 NORMED = 0.12  # … with batch norm, further beyond it: the average of the weights takes the noise out
@@ -148,8 +146,7 @@ class StepLength:
             kept_at = NORMED if coupled else -SLOPE_OFFSET if self._is_noise() else SLOPE_OFFSET
             wanted = last * math.exp(SLOPE_GAIN * (kept_at - self.slope / self.slope_weight))
         elif gains:
-            best = PATIENCE * self.unseen / max(self.kappa * self.unseen_curvature, 1e-300)
-            wanted = max(best, last * (1 - FALL / (self.steps + FALL_AFTER)))
+            wanted = max(last, PATIENCE * self.unseen / max(self.kappa * self.unseen_curvature, 1e-300))
         if self.unseen_curvature <= 0:  # batches of one sample: nothing is known of the others
             on_batch *= SINGLE
         fraction = min(on_batch, GROWTH * last, wanted)
