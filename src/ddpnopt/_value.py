@@ -306,7 +306,8 @@ def _shared_out(total: float, found: list[tuple[Tensor, Tensor, torch.dtype]], m
 
 def _narrow(*tensors: Tensor | None) -> torch.dtype:
     """The narrowest precision among tensors."""
-    return min((t.dtype for t in tensors if t is not None), key=lambda dtype: -torch.finfo(dtype).eps)
+    found = {t.dtype for t in tensors if t is not None}
+    return found.pop() if len(found) == 1 else min(found, key=lambda dtype: -torch.finfo(dtype).eps)
 
 
 def per_sample(losses: Losses) -> Tensor:
