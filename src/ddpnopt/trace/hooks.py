@@ -53,12 +53,18 @@ class _Hook:
 
     def __init__(self, capture: Capture, method: str, model_layer: ModelLayer | Fused | None) -> None:
         self.capture, self.call, self.model_layer = weakref.ref(capture), getattr(type(capture), method), model_layer
+        self.at_layer = isinstance(model_layer, ModelLayer)
 
     def __call__(self, *args: Any) -> Any:
         if is_dynamo_compiling():
             return self._between_graphs(*args)
         capture = self.capture()
-        return None if capture is None else self.call(capture, self.model_layer, *args)
+        if capture is None:
+            return None
+        if self.at_layer and torch._C._len_torch_function_stack():  # what watches the model's functions, not ours
+            with torch._C.DisableTorchFunction():
+                return self.call(capture, self.model_layer, *args)
+        return self.call(capture, self.model_layer, *args)
 
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def _between_graphs(self, *args: Any) -> Any:
