@@ -46,6 +46,7 @@ class Step:
         self.recording: Recording | None = None
         self.layers: list[LayerRecord] = []  # recorded layers that get feedback, or whose curvature needs the record
         self.known: list[ModelLayer] = []  # layers without a record, whose curvature is known from an earlier step
+        self.own: list[nn.Parameter] = []  # of all these layers
         self.rest: list[nn.Parameter] = []  # all others with a gradient
         self.losses: Losses | None = None
         self.sample_losses: Tensor | None = None  # (B,)
@@ -98,10 +99,10 @@ class Step:
             self.layers = self.recording.layers if recorded and self.recording is not None else []
         elif recorded:
             self.known = opt._parameters.known_layers(capture.layers)
-        with_gradient = [p for p in opt._parameters if p.grad is not None]
-        own = set(self._own_parameters()) if with_gradient else ()
-        self.rest = [p for p in with_gradient if p not in own]
-        if not self.layers and not self.known and not self.rest:
+        self.own = [p for each in (self.layers, self.known) for layer in each for p in layer.parameters]
+        own = set(self.own)
+        self.rest = [p for p in opt._parameters if p.grad is not None and p not in own]
+        if not self.own and not self.rest:
             raise StepError("step() without a backward pass: call loss.backward() first.")
         if opt.feedback:
             opt.report.open_loop = [opt._names[p] for p in self.rest]
@@ -117,11 +118,6 @@ class Step:
 
     def _take(self) -> tuple[Recording | None, Passes]:
         return one_recording(self.opt._capture, self.opt.form, feedback=self.opt.feedback, alone=self.group is None)
-
-    def _own_parameters(self) -> list[nn.Parameter]:
-        """The parameters of the layers that are not left to `rest`."""
-        layers: list[LayerRecord | ModelLayer] = [*self.layers, *self.known]
-        return [p for layer in layers for p in layer.parameters]
 
     # -- agree -------------------------------------------------------------------------------------------------------
 
@@ -141,15 +137,14 @@ class Step:
             self.peers = peers
         if recording is not None and (self.layers or not opt.feedback):
             self._rescale(recording)
-        own = self._own_parameters()
         if isinstance(self.peers, Together):
-            mine = set(own)
+            mine = set(self.own)
             others = [p for g in opt.param_groups for p in g["params"] if not opt.feedback or p not in mine]
             combined = combine_gradients(self.peers, others, mean=opt.form.mean)
             self.rest = [p for p in combined if p not in mine]
-        changed = self.rest if opt.feedback else [*self.rest, *own]  # the sweep keeps the weights of its own layers
+        changed = self.rest if opt.feedback else [*self.rest, *self.own]  # the sweep keeps its own weights
         self.weights_before = {p: p.detach().clone() for p in changed}
-        self._states = [(p, dict(opt.state[p])) for p in (*own, *self.rest)]
+        self._states = [(p, dict(opt.state[p])) for p in (*self.own, *self.rest)]
         return True
 
     def _rescale(self, recording: Recording) -> None:
@@ -184,8 +179,8 @@ class Step:
                 self.sample_losses = per_sample(self.losses)
                 if form.scale_free and peers is None and all(record.extra is None for record in self.layers):
                     self.inside = not_at_outputs(self.losses, self.sample_losses, total, opt._capture, recording)
-                    if self.inside:
-                        self.sample_losses = self.sample_losses + self.inside / recording.batch_size
+                if self.inside:
+                    self.sample_losses = self.sample_losses + self.inside / recording.batch_size
         if share != 1.0:
             scale(recording, share)
 
@@ -331,8 +326,7 @@ class Step:
     def finish(self) -> None:
         """Check what was written, and count the samples."""
         opt = self.opt
-        changed = self.rest if self.finite else [p for p, _ in self._states]
-        total = finite_sum([*changed, *(self.outputs or [])])
+        total = finite_sum([*([] if self.finite else self.own), *self.rest, *(self.outputs or [])])
         if not self.peers.alone:
             total = self.peers.total(total)
         if not math.isfinite(total):
@@ -346,10 +340,10 @@ class Step:
             opt.samples += mine if self.peers.alone else self.peers.batch(mine)
 
     def _write_report(self, recording: Recording, log: Log) -> None:
-        report, losses = self.opt.report, self.losses
+        report, losses, before = self.opt.report, self.losses, self.sample_losses
         assert losses is not None
-        assert self.sample_losses is not None
+        assert before is not None
         report.layers, report.guarded, report.actual = log, self.value.guarded_fraction, None
         if self.outputs is not None and recording.used_outputs and not self.inside:
-            change = total_loss(recording.used(self.outputs), losses) - float(self.sample_losses.sum())
+            change = total_loss(recording.used(self.outputs), losses) - float(before.sum())
             report.actual = self.peers.total(change)

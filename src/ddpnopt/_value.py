@@ -60,6 +60,7 @@ class ValueForm:
     vxx_power: int | None = None  # of 1 / B in V_xx; None leaves each terminal curvature as it is
     dof: float = 1.0  # of value="batch"
     scale_free: bool = False  # value="batch" without a learning rate
+    pass_search: Search = field(default_factory=Search, init=False, compare=False)  # for losses of single passes
     along_gradient: bool = field(init=False)  # whether the terminal curvature has rank one, along the gradient
 
     def __post_init__(self) -> None:
@@ -283,7 +284,8 @@ def belong_together(recordings: list[Recording], form: ValueForm) -> bool:
     if are_linked(recordings) or not take_same_path(recordings):
         return True
     return not all(
-        true_loss(one) is not None or (one.used_outputs and are_certain(recognised_losses(one, form.mean)))
+        true_loss(one) is not None
+        or (one.used_outputs and are_certain(recognised_losses(one, form.mean, search=form.pass_search)))
         for one in recordings
     )
 

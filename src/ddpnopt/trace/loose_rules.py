@@ -34,7 +34,7 @@ class Value(Protocol):
     kwargs: Any
 
 
-def gradients(func: Callable[..., Any], args: Any, kwargs: Any, g: Tensor, kind: type, B: int) -> Tensor | None:
+def gradients(func: Callable[..., Any], args: Any, kwargs: Any, g: Tensor, kind: type[Any], B: int) -> Tensor | None:
     """The gradients of B samples, (B, numbers), from g at the output of a use; None for one without a rule.
 
     Values computed from parameters are those arguments that are a `kind`.
