@@ -12,7 +12,7 @@ from ddpnopt._checks import require, warn_user
 from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp import terminal as terminals
 from ddpnopt.ddp.loss import AnyLoss, UnknownLoss, sqrt_curvature
-from ddpnopt.ddp.recognise import NO_FORM, Search, recognise
+from ddpnopt.ddp.recognise import Search, recognise
 from ddpnopt.ddp.segment import JointSegment, Pullback, Segment
 from ddpnopt.ddp.stage import Displacement
 from ddpnopt.ddp.value import Batch, Blocks, Factored, Full, Outer, ScaleFree, ValueFunction
@@ -266,11 +266,14 @@ def recognised_losses(
         found = [(z, q, _narrow(last.p_h))]
         total = true_loss(recording) if total is None else total
     if total is None or len(found) == 1:
-        losses: Losses = [(z, recognise(z, q, mean, total, narrow, value, rare=rare)) for z, q, narrow in found]
+        scale = None if search is None or len(found) > 1 else search.scale
+        losses: Losses = [
+            (z, recognise(z, q, mean, total, narrow, value, rare=rare, scale=scale)) for z, q, narrow in found
+        ]
     else:
         losses = _shared_out(total, found, mean, rare)
     if search is not None:
-        search.note(success=all(loss.certain or loss.kind not in NO_FORM for _, loss in losses))
+        search.note([loss for _, loss in losses])
     return losses
 
 
