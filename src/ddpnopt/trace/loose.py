@@ -36,7 +36,7 @@ from ddpnopt.trace.loose_functions import (
     SUMS,
     WITH_RULES,
 )
-from ddpnopt.trace.loose_rules import gradients
+from ddpnopt.trace.loose_rules import TRANSPOSED, gradients, of_transposed_convolution
 from ddpnopt.trace.recording import on_gradient
 
 LARGEST = 2**25  # numbers of the explicit gradients of one parameter; a larger one is left to the base optimizer
@@ -237,6 +237,10 @@ class Uses(Watch):
             plain = gradients(meeting.func, meeting.args, meeting.kwargs, g, Made, B)
             if plain is not None:
                 return [plain]
+        if meeting.func in TRANSPOSED and not meeting.kwargs:
+            of_both = of_transposed_convolution(meeting.args, g, Made, B)
+            if of_both is not None:
+                return [of_both[p] for p in roots]
         values = [p.detach() for p in roots]
         per_sample: list[Tensor] = []  # arguments with samples, (B, k, …)
         places: dict[int, int] = {}

@@ -24,6 +24,9 @@ SHAPES: set[Any] = {
 }
 
 
+TRANSPOSED: set[Any] = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
+
+
 class Value(Protocol):
     """What is known of a tensor computed from parameters alone."""
 
@@ -50,6 +53,29 @@ def gradients(func: Callable[..., Any], args: Any, kwargs: Any, g: Tensor, kind:
             return None
         at, value = _through(value, inner, at, B), inner
     return None if at is None else at.reshape(B, -1)
+
+
+def of_transposed_convolution(args: Any, g: Tensor, kind: type[Any], B: int) -> dict[Any, Tensor] | None:
+    """The gradients at weight and bias of a transposed convolution of B samples, by parameter; None without a rule.
+
+    One convolution in which every sample is a group of its own has them all.
+    """
+    if len(args) != 8 or args[6] != 1 or not all(isinstance(args[k], tuple) for k in (3, 4, 5, 7)):
+        return None
+    x, weight, bias, stride, padding, output_padding, _, dilation = args
+    values = [each for each in (weight, bias) if each is not None]
+    if not all(isinstance(each, kind) and each.parameter is not None for each in values) or len(x) != B or len(g) != B:
+        return None
+    C, O, *kernel = weight.shape
+    found = torch.ops.aten.convolution_backward(
+        g.reshape(1, B * O, *g.shape[2:]), x.reshape(1, B * C, *x.shape[2:]),
+        g.new_empty(1).expand(B * C, O, *kernel), None, stride, padding, dilation, True, output_padding, B,
+        [False, True, False],
+    )  # fmt: skip
+    gradients = {weight.parameter: found[1].reshape(B, -1)}
+    if bias is not None:
+        gradients[bias.parameter] = g.flatten(2).sum(2)
+    return gradients
 
 
 def _at_value(func: Callable[..., Any], args: Any, value: Value, g: Tensor, B: int) -> Tensor | None:
