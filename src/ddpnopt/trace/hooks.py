@@ -245,7 +245,10 @@ class Capture(Intercepting):
     def _before(self, model_layer: ModelLayer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = args[0] if args else next(iter(kwargs.values()))
         if Playback.replays:
-            x = self._visitor.before(model_layer, x) if self._visitor is not None else None
+            if self._visitor is None:
+                return None
+            self._visitor.compiled = self.compiled
+            x = self._visitor.before(model_layer, x)
             return None if x is None else ((x,), {})
         recording = self._running
         if recording is None and not self._skipped:

@@ -36,13 +36,14 @@ class Visitor:
         self.outputs: list[Tensor] = []
         self.visited: set[int] = set()
         self.replaced: ModelLayer | None = None  # a norm whose forward is replaced while it runs
+        self.compiled = False  # whether the layer that calls runs as compiled code, which knows its forward
         self.device, self.samples = recording.device.type, recording.batch_size
 
     def before(self, layer: ModelLayer, x: Tensor) -> Tensor | None:
         """Called with the input of a layer; may return a replacement."""
         t, use = self.enter(layer)
         if use == 0 and self.control is not None:
-            ready = layer.is_faster_from_state(x)
+            ready = not self.compiled and layer.is_faster_from_state(x)
             state = self._outside(self.control, t, x, layer)
             if ready:
                 layer.module.forward = lambda _: layer.output(state)  # not normalised a second time
