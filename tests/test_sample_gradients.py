@@ -145,3 +145,21 @@ def test_the_metric_on_the_factors_of_gradients_is_that_on_their_sum(samples: in
     found = RankOne(layer, x, p).solved(w, metric)
     wanted = metric.solve(layer, layer.grad(x, w[:, None] * p))
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("samples", "places"), [(7, 3), (130, 4), (61, 9)])
+def test_inner_products_over_places_are_those_of_explicit_gradients(samples: int, places: int) -> None:
+    layer = Linear((6, 5), True)
+    x, p = (torch.randn(samples, places, n, dtype=torch.float64) for n in (5, 6))
+    found = gradients.ByPlaces(layer, x, p).gram(Metric())
+    torch.testing.assert_close(found, gradients.Explicit(layer, x, p).gram(Metric()), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("padded", ["zeros", "circular"])
+def test_sample_gradients_of_a_depthwise_convolution_are_those_of_its_patches(stride: int, padded: str) -> None:
+    padding = {"zeros": {"padding": (1, 1)}, "circular": {"padding": (0, 0), "pad_first": (1, 1, 1, 1)}}[padded]
+    layer = Conv((6, 1, 3, 3), False, 6, (stride, stride), (1, 1), **padding)  # type: ignore[arg-type]
+    x = torch.randn(4, 6, 8, 8)
+    v = torch.randn_like(layer.apply(x, [torch.zeros(6, 1, 3, 3)]))
+    torch.testing.assert_close(layer.sample_grads(x, v), Layer.sample_grads(layer, x, v), rtol=1e-4, atol=1e-4)

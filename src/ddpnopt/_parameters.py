@@ -77,11 +77,12 @@ class Parameters:
 
     def of_layers(self, layers: Sequence[LayerRecord | ModelLayer]) -> list[LayerSettings]:
         """Learning rate, momentum, stage cost and state of each layer."""
-        group_of = {p: group for group in self.groups for p in group["params"]}
+        several = len(self.groups) > 1
+        group_of = {p: group for group in self.groups for p in group["params"]} if several else {}
         found = []
         for layer in layers:
             parameters = layer.parameters
-            groups = [group_of[p] for p in parameters]
+            groups = [group_of[p] for p in parameters] if several else self.groups * len(parameters)
             first, last = groups[0], groups[-1]
             if first["momentum"]:
                 self._check_momentum(first)

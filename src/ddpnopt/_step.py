@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +46,7 @@ class Step:
         self.recording: Recording | None = None
         self.layers: list[LayerRecord] = []  # recorded layers that get feedback, or whose curvature needs the record
         self.known: list[ModelLayer] = []  # layers without a record, whose curvature is known from an earlier step
+        self.own: list[nn.Parameter] = []  # of all these layers
         self.rest: list[nn.Parameter] = []  # all others with a gradient
         self.losses: Losses | None = None
         self.sample_losses: Tensor | None = None  # (B,)
@@ -62,12 +62,13 @@ class Step:
         self.chosen = self.asked = 1.0  # the fraction of the first attempt, of the current one; without lr
         self.shorter = 1.0  # the current attempt, relative to the first
         self.updates: list[list[Tensor]] = []  # old minus new weights of the stages, where they have been judged
+        self.finite = False  # whether these are known to be finite
         self._gradient_sum = 0.0
         self.certain = True  # whether the loss after the step is that of the user, and not of a guess
         self.loss_before: float | None = None  # None: nothing to judge the step by
         self.weights_before: dict[nn.Parameter, Tensor] = {}  # before the step, of parameters updated without feedback
-        self._states: dict[nn.Parameter, dict[str, Any]] = {}  # before the step, of all parameters
-        self._lengths = copy(opt._length), copy(opt._distance)  # before the step
+        self._states: list[tuple[nn.Parameter, dict[str, Any]]] = []  # before the step, of all parameters
+        self._lengths = [(kept, vars(kept).copy()) for kept in (opt._length, opt._distance)]  # before the step
 
     def __enter__(self) -> Step:
         return self
@@ -75,7 +76,8 @@ class Step:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.undo()
-            self.opt._length, self.opt._distance = self._lengths
+            for kept, before in self._lengths:
+                vars(kept).update(before)
 
     # -- collect -----------------------------------------------------------------------------------------------------
 
@@ -97,9 +99,10 @@ class Step:
             self.layers = self.recording.layers if recorded and self.recording is not None else []
         elif recorded:
             self.known = opt._parameters.known_layers(capture.layers)
-        own = self._own_parameters()
+        self.own = [p for each in (self.layers, self.known) for layer in each for p in layer.parameters]
+        own = set(self.own)
         self.rest = [p for p in opt._parameters if p.grad is not None and p not in own]
-        if not own and not self.rest:
+        if not self.own and not self.rest:
             raise StepError("step() without a backward pass: call loss.backward() first.")
         if opt.feedback:
             opt.report.open_loop = [opt._names[p] for p in self.rest]
@@ -115,11 +118,6 @@ class Step:
 
     def _take(self) -> tuple[Recording | None, Passes]:
         return one_recording(self.opt._capture, self.opt.form, feedback=self.opt.feedback, alone=self.group is None)
-
-    def _own_parameters(self) -> set[nn.Parameter]:
-        """The parameters of the layers that are not left to `rest`."""
-        layers: list[LayerRecord | ModelLayer] = [*self.layers, *self.known]
-        return {p for layer in layers for p in layer.parameters}
 
     # -- agree -------------------------------------------------------------------------------------------------------
 
@@ -139,14 +137,14 @@ class Step:
             self.peers = peers
         if recording is not None and (self.layers or not opt.feedback):
             self._rescale(recording)
-        own = self._own_parameters()
         if isinstance(self.peers, Together):
-            others = [p for g in opt.param_groups for p in g["params"] if not opt.feedback or p not in own]
+            mine = set(self.own)
+            others = [p for g in opt.param_groups for p in g["params"] if not opt.feedback or p not in mine]
             combined = combine_gradients(self.peers, others, mean=opt.form.mean)
-            self.rest = [p for p in combined if p not in own]
-        changed = self.rest if opt.feedback else [*self.rest, *own]  # the sweep keeps the weights of its own layers
+            self.rest = [p for p in combined if p not in mine]
+        changed = self.rest if opt.feedback else [*self.rest, *self.own]  # the sweep keeps its own weights
         self.weights_before = {p: p.detach().clone() for p in changed}
-        self._states = {p: dict(opt.state[p]) for p in (*own, *self.rest)}
+        self._states = [(p, dict(opt.state[p])) for p in (*self.own, *self.rest)]
         return True
 
     def _rescale(self, recording: Recording) -> None:
@@ -181,6 +179,7 @@ class Step:
                 self.sample_losses = per_sample(self.losses)
                 if form.scale_free and peers is None and all(record.extra is None for record in self.layers):
                     self.inside = not_at_outputs(self.losses, self.sample_losses, total, opt._capture, recording)
+                if self.inside:
                     self.sample_losses = self.sample_losses + self.inside / recording.batch_size
         if share != 1.0:
             scale(recording, share)
@@ -320,14 +319,14 @@ class Step:
                 weight.copy_(old)
         for p, old in self.weights_before.items():
             p.detach().copy_(old)
-        for p, state in self._states.items():
+        for p, state in self._states:
             self.opt.state[p] = dict(state)
-        self.stages, self.policies, self.outputs, self.updates = [], [], None, []
+        self.stages, self.policies, self.outputs, self.updates, self.finite = [], [], None, [], False
 
     def finish(self) -> None:
         """Check what was written, and count the samples."""
         opt = self.opt
-        total = finite_sum([*self._states, *(self.outputs or [])])
+        total = finite_sum([*([] if self.finite else self.own), *self.rest, *(self.outputs or [])])
         if not self.peers.alone:
             total = self.peers.total(total)
         if not math.isfinite(total):
@@ -341,10 +340,10 @@ class Step:
             opt.samples += mine if self.peers.alone else self.peers.batch(mine)
 
     def _write_report(self, recording: Recording, log: Log) -> None:
-        report, losses = self.opt.report, self.losses
+        report, losses, before = self.opt.report, self.losses, self.sample_losses
         assert losses is not None
-        assert self.sample_losses is not None
+        assert before is not None
         report.layers, report.guarded, report.actual = log, self.value.guarded_fraction, None
         if self.outputs is not None and recording.used_outputs and not self.inside:
-            change = total_loss(recording.used(self.outputs), losses) - float(self.sample_losses.sum())
+            change = total_loss(recording.used(self.outputs), losses) - float(before.sum())
             report.actual = self.peers.total(change)

@@ -66,7 +66,7 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
             length.fraction, length.memory = step.asked, 0.0  # if no attempt succeeds, the next step starts from here
             return SHRINK
     step.updates = _updates(step)
-    norms = stacked(torch._foreach_norm([update[0] for update in step.updates])).tolist()
+    norms = _norms(step)
     share = _share_changed(step, norms)
     if not length.is_within_reach(share, step.fraction):
         return REACH / share
@@ -102,6 +102,14 @@ def _mean_share_changed(step: Step, norms: list[float]) -> float:
     sizes = [stage.size * max(1, stage.u[0].numel()) ** 0.5 for stage in step.stages]
     shares = [norm / size for norm, size in zip(norms, sizes, strict=True)]
     return (sum(share**2 for share in shares) / max(1, len(shares))) ** 0.5
+
+
+def _norms(step: Step) -> list[float]:
+    """Those of the updates of the weights, without biases; notes whether both are finite."""
+    norms = iter(stacked(torch._foreach_norm([part for update in step.updates for part in update])).tolist())
+    found = [[next(norms) for _ in update] for update in step.updates]
+    step.finite = math.isfinite(sum(map(sum, found)))
+    return [of_weight for of_weight, *_ in found]
 
 
 def _updates(step: Step) -> list[list[Tensor]]:

@@ -12,7 +12,7 @@ from ddpnopt._checks import require, warn_user
 from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp import terminal as terminals
 from ddpnopt.ddp.loss import AnyLoss, UnknownLoss, sqrt_curvature
-from ddpnopt.ddp.recognise import NO_FORM, Search, recognise
+from ddpnopt.ddp.recognise import Search, recognise
 from ddpnopt.ddp.segment import JointSegment, Pullback, Segment
 from ddpnopt.ddp.stage import Displacement
 from ddpnopt.ddp.value import Batch, Blocks, Factored, Full, Outer, ScaleFree, ValueFunction
@@ -60,6 +60,7 @@ class ValueForm:
     vxx_power: int | None = None  # of 1 / B in V_xx; None leaves each terminal curvature as it is
     dof: float = 1.0  # of value="batch"
     scale_free: bool = False  # value="batch" without a learning rate
+    pass_search: Search = field(default_factory=Search, init=False, compare=False)  # for losses of single passes
     along_gradient: bool = field(init=False)  # whether the terminal curvature has rank one, along the gradient
 
     def __post_init__(self) -> None:
@@ -265,11 +266,14 @@ def recognised_losses(
         found = [(z, q, _narrow(last.p_h))]
         total = true_loss(recording) if total is None else total
     if total is None or len(found) == 1:
-        losses: Losses = [(z, recognise(z, q, mean, total, narrow, value, rare=rare)) for z, q, narrow in found]
+        scale = None if search is None or len(found) > 1 else search.scale
+        losses: Losses = [
+            (z, recognise(z, q, mean, total, narrow, value, rare=rare, scale=scale)) for z, q, narrow in found
+        ]
     else:
         losses = _shared_out(total, found, mean, rare)
     if search is not None:
-        search.note(success=all(loss.certain or loss.kind not in NO_FORM for _, loss in losses))
+        search.note([loss for _, loss in losses])
     return losses
 
 
@@ -283,7 +287,8 @@ def belong_together(recordings: list[Recording], form: ValueForm) -> bool:
     if are_linked(recordings) or not take_same_path(recordings):
         return True
     return not all(
-        true_loss(one) is not None or (one.used_outputs and are_certain(recognised_losses(one, form.mean)))
+        true_loss(one) is not None
+        or (one.used_outputs and are_certain(recognised_losses(one, form.mean, search=form.pass_search)))
         for one in recordings
     )
 
@@ -306,7 +311,8 @@ def _shared_out(total: float, found: list[tuple[Tensor, Tensor, torch.dtype]], m
 
 def _narrow(*tensors: Tensor | None) -> torch.dtype:
     """The narrowest precision among tensors."""
-    return min((t.dtype for t in tensors if t is not None), key=lambda dtype: -torch.finfo(dtype).eps)
+    found = {t.dtype for t in tensors if t is not None}
+    return found.pop() if len(found) == 1 else min(found, key=lambda dtype: -torch.finfo(dtype).eps)
 
 
 def per_sample(losses: Losses) -> Tensor:

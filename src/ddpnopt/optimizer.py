@@ -204,7 +204,6 @@ class DDPNOpt(HookedOptimizer):
 
     # -- the training loop -------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def step(  # type: ignore[override]
         self, closure: Callable[[], float | Tensor] | None = None, *, loss: float | Tensor | None = None
     ) -> float | Tensor | None:

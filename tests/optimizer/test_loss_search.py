@@ -52,3 +52,28 @@ def test_a_loss_that_changes_into_one_that_is_known_is_found() -> None:
     found = kinds(["cosine"] * (TRIES + 3) + ["smoothed"] * (AGAIN + 4))
     assert "cross_entropy" not in found[: TRIES + 3]
     assert found[-1] == found[-4] == "cross_entropy"
+
+
+def test_a_squared_error_is_tried_first_after_a_squared_error_and_another_loss_is_still_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[str] = []
+    candidates = search_module._candidates
+
+    def note(*args: object) -> object:
+        tried.append("others")
+        return candidates(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(search_module, "_candidates", note)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    opt, found = DDPNOpt(model), []
+    for step in range(8):
+        x, y = torch.randn(24, 8), torch.randint(4, (24,))
+        opt.zero_grad()
+        z = model(x)
+        (F.mse_loss(z, F.one_hot(y, 4).to(z)) if step < 5 else F.cross_entropy(z, y)).backward()
+        opt.step()
+        found.append(opt.report.loss)
+    assert found == ["squared_error"] * 5 + ["cross_entropy"] * 3
+    assert len(tried) == 4  # the first squared error, and the cross-entropies

@@ -24,7 +24,7 @@ def enough(tol: float) -> int:
 
 def says_something(q: Tensor, weight: float, tol: float) -> bool:
     """Whether a gradient w (p - t) is large enough to tell hard targets from saturated outputs of any loss."""
-    return float(q.abs().amax()) > 5 * tol * weight
+    return float(torch.linalg.vector_norm(q, math.inf)) > 5 * tol * weight
 
 
 def is_round(factor: float, tol: float, first_digits: tuple[float, ...] = ()) -> bool:

@@ -22,7 +22,7 @@ class Loss:
     target: Tensor
     weight: Tensor | float  # broadcasts against the places
     dim: int = -1  # of the classes
-    label: Tensor | None = None  # (B,), where the target is one class per sample
+    label: Tensor | None = None  # (B, …), where the target is one class at each place
     temperature: float = 1.0  # of the softmax
     of_probabilities: bool = False  # whether the outputs are probabilities, not logits
     soft: bool = False  # of the binary form: whether targets lie between 0 and 1
@@ -43,7 +43,11 @@ class Loss:
         if self.temperature != 1.0:
             z = z / self.temperature
         if self.label is not None and not self.of_probabilities:
-            return F.cross_entropy(z, self.label, reduction="none") * self.weight
+            if z.dim() > 2 and self.dim == z.dim() - 1:  # which `F.cross_entropy` would have in dimension 1
+                flat = F.cross_entropy(z.reshape(-1, z.shape[-1]), self.label.flatten(), reduction="none")
+                return flat.view(z.shape[0], -1).sum(1) * self.weight
+            at = F.cross_entropy(z, self.label, reduction="none")
+            return (at if at.dim() == 1 else at.flatten(1).sum(1)) * self.weight
         if self.kind == "cross_entropy":
             log_p = _log(z) if self.of_probabilities else F.log_softmax(z, self.dim)
             at = torch.xlogy(self.target, self.target) - self.target * log_p

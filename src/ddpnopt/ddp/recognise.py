@@ -29,28 +29,39 @@ class Search:
 
     steps: int = 0
     failures: int = 0  # in a row
+    scale: float | None = None  # of the squared error that was found in the last step
 
     def is_due(self) -> bool:
         self.steps += 1
         return self.failures < TRIES or self.steps % AGAIN == 0
 
-    def note(self, *, success: bool) -> None:
+    def note(self, losses: list[AnyLoss]) -> None:
+        """What was found in a step."""
+        success = all(loss.certain or loss.kind not in NO_FORM for loss in losses)
         self.failures = 0 if success else self.failures + 1
+        only = losses[0] if len(losses) == 1 and success else None
+        weight = only.weight if isinstance(only, Loss) and only.kind == "squared_error" else None
+        self.scale = float(weight.max()) if isinstance(weight, Tensor) else weight
 
 
 def recognise(
     z: Tensor, q: Tensor, mean: bool, total: float | None = None, precision: torch.dtype | None = None,
-    value: float | None = None, *, rare: bool = True,
+    value: float | None = None, *, rare: bool = True, scale: float | None = None,
 ) -> AnyLoss:  # fmt: skip
     """The loss whose gradient at outputs z is q; a squared error, or one of unknown form, where nothing else fits.
 
     `mean` says whether the user's loss is an average over the batch (and over places or elements) or a sum, `total`
     is its value, and `precision` the narrowest in which z and q were computed. `value` is what the user's loss says
     where `total` does not: once it has been below zero. Without `rare` only the plain forms with hard labels are tried.
+    `scale` is that of a squared error in the step before: if it fits again, no other form is tried.
     """
     if z.requires_grad or q.requires_grad:  # the same tensor has its losses computed once
         z, q = z.detach(), q.detach()
     tol = tolerance(z.dtype, q.dtype, precision or q.dtype)
+    if scale is not None and total is not None and total > 0:
+        found_scale = _squares(q) / (4 * total)
+        if abs(found_scale - scale) <= tol * scale:
+            return _squared_error(z, q, mean, tol, found_scale)
     incomplete: Loss | None = None  # certain by its gradient, but the loss has other parts
     guess: Loss | None = None
     for found in _candidates(z, q, mean, tol, total, rare):
@@ -125,8 +136,7 @@ def _linear(z: Tensor, q: Tensor, tol: float, total: float | None) -> LinearLoss
 
 def _other(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) -> AnyLoss:
     """A squared error if the loss says so, or if it is not known and nothing speaks against it."""
-    size = float(q.double().square().sum())
-    usual = 1.0 / max(z.numel(), 1) if mean else 1.0
+    size, usual = _squares(q), _usual(z, mean)
     if total is not None and total <= 0 < size:  # a loss below zero, such as a likelihood, has its minimum anywhere
         return UnknownLoss.adding_up_to(within_reach(z, q), z, q)
     if total is None or size == 0:
@@ -136,6 +146,21 @@ def _other(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) ->
     scale = size / (4 * total)  # of loss = scale * sum (z - t)^2
     if not has_usual_scale(scale, q, tol):  # its minimum may lie far above zero, where the gradient vanishes (Dice)
         return UnknownLoss.adding_up_to(min(total, FAR * within_reach(z, q)), z, q)
+    return _squared_error(z, q, mean, tol, scale)
+
+
+def _squares(q: Tensor) -> float:
+    return float(q.double().square().sum())
+
+
+def _usual(z: Tensor, mean: bool) -> float:
+    """The scale of a mean squared error over all elements, or of their sum."""
+    return 1.0 / max(z.numel(), 1) if mean else 1.0
+
+
+def _squared_error(z: Tensor, q: Tensor, mean: bool, tol: float, scale: float) -> Loss:
+    """scale * sum (z - t)^2 over all elements, or those with a gradient."""
+    usual = _usual(z, mean)
     weight: Tensor | float = scale
     if abs(scale - usual) <= tol * usual:
         weight = scale = usual

@@ -34,7 +34,7 @@ def cross_entropy(
     hard = _one_hot(label, t, dim)
     if float(torch.dist(t, hard, math.inf)) <= tol:  # the common case first
         certain = says_something(q, uniform, tol)
-        yield Loss("cross_entropy", hard, uniform, dim, label[:, 0] if z.dim() == 2 else None, certain=certain)
+        yield Loss("cross_entropy", hard, uniform, dim, label.squeeze(dim), certain=certain)
         return
     if not rare:
         return

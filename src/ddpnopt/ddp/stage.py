@@ -171,8 +171,10 @@ class Displacement:
         if not stage.moves:
             return None
         x_hat = in_precision(x_hat, stage.x.dtype)
-        if any(p is None for p in stage.p_x):
+        if stage.p_x[0] is None or any(p is None for p in stage.p_x):
             dh = stage.layer.apply(x_hat - stage.x, stage.u[:1])
+            if len(stage.p_h) == 1:
+                return per_sample_dot(stage.p_h[0], dh)
             columns = [per_sample_dot(p, dh) for p in stage.p_h]
         else:
             columns = [per_sample_dot(p, x_hat, stage.x) for p in stage.p_x if p is not None]

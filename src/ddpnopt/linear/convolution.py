@@ -107,6 +107,10 @@ class Conv(Layer):
     def sample_grads(self, x: Tensor, v: Tensor) -> Tensor:
         if x.dim() > len(self.weight_shape):
             return self.sample_grads(x.flatten(0, 1), v.flatten(0, 1)).unflatten(0, x.shape[:2]).sum(1)
+        if self._is_pointwise():
+            if v.stride(1) == 1 and x.stride(1) == 1:  # channels last in memory
+                return torch.bmm(v.movedim(1, -1).flatten(1, -2).mT, x.movedim(1, -1).flatten(1, -2))[:, None]
+            return torch.bmm(v.flatten(2), x.flatten(2).mT)[:, None]
         if self._is_grouped_faster(x, v):
             return self._as_groups(x, v)
         strided, images = any(s > 1 for s in self.stride), x.dim() == 4 and self.groups == 1
@@ -162,10 +166,17 @@ class Conv(Layer):
             return torch.bmm(columns, v.movedim(1, -1).flatten(1, 2)).mT.contiguous()[:, None]
         return torch.bmm(v.flatten(2), columns.mT)[:, None]
 
+    def _is_pointwise(self) -> bool:
+        """Whether it is a linear layer at each pixel."""
+        plain = self.groups == 1 and not self.pad_first and not any(self.padding)
+        return plain and prod(self.weight_shape[2:]) == prod(self.stride) == 1
+
     def _is_grouped_faster(self, x: Tensor, v: Tensor) -> bool:
         """Whether torch's kernel for grouped convolutions is faster: measured with float32 on a CPU."""
-        if self.groups > 1 or x.dim() != 4 or x.dtype != torch.float32 or x.device.type != "cpu":
+        if x.dim() != 4 or x.dtype != torch.float32 or x.device.type != "cpu":
             return False
+        if self.groups > 1:
+            return self.groups == x.shape[1] == v.shape[1]  # one input channel for each output channel
         pairs = self.weight_shape[0] * self.weight_shape[1]
         if any(s > 1 for s in self.stride):
             return pairs <= GROUPED_PLACES * v[0, 0].numel()
@@ -173,15 +184,15 @@ class Conv(Layer):
 
     def _as_groups(self, x: Tensor, v: Tensor) -> Tensor:
         """One convolution in which every sample is a group of its own: the gradient of its weights is that we want."""
-        B, (O, C), kernel = len(x), self.weight_shape[:2], self.weight_shape[2:]
+        B, (O, C), kernel, g = len(x), self.weight_shape[:2], self.weight_shape[2:], self.groups
         x = self._padded(x)
         found = torch.ops.aten.convolution_backward(
-            v.reshape(1, B * O, *v.shape[2:]), x.reshape(1, B * C, *x.shape[2:]),
+            v.reshape(1, B * O, *v.shape[2:]), x.reshape(1, B * g * C, *x.shape[2:]),
             v.new_empty(1).expand(B * O, C, *kernel), None, self.stride, self.padding, self.dilation,
-            False, self._no_output_padding, B, [False, True, False],
+            False, self._no_output_padding, B * g, [False, True, False],
         )  # fmt: skip
         weight: Tensor = found[1]
-        return weight.reshape(B, 1, O, -1)
+        return weight.reshape(B, g, O // g, -1)
 
     def patches(self, x: Tensor) -> Tensor:
         if x.dim() > len(self.weight_shape):

@@ -46,8 +46,8 @@ class ScaleShift(Layer):
         return [torch.ones(())] * (2 if self.bias else 1)
 
     def apply(self, x: Tensor, u: Parts) -> Tensor:
-        h = x * self._spread(u[0], x)
-        return h + self._spread(u[1], x) if len(u) > 1 else h
+        w = self._spread(u[0], x)
+        return torch.addcmul(self._spread(u[1], x), x, w) if len(u) > 1 else x * w
 
     def input_grad(self, v: Tensor, weight: Tensor, x_shape: torch.Size) -> Tensor:
         return v * self._spread(weight, v)

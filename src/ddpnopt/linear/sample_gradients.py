@@ -18,6 +18,7 @@ from ddpnopt.linear.layer import Layer, Parts, scale_samples, symmetric_product
 from ddpnopt.linear.metric import Metric
 
 CHUNK = 2**24  # numbers held at once where a Gram matrix goes through explicit gradients
+SYMMETRIC, PIECES = 512, 8  # from so many places of all samples on, half of a Gram matrix, in so many pieces
 TEMPORARY = 5 * 2**18  # … that are not stored: small enough for the cache
 
 
@@ -140,16 +141,18 @@ class ByPlaces(_Materialised):
             return self._over_outputs(metric, None, lambda part, m, _: part.gram(m))
         X, V = self._rotated(metric)
         Y, W = (X, V) if other is None else other._rotated(metric)
-        (B, P), C = X.shape[:2], len(Y)
+        (B, P), C = X.shape[:2], Y.shape[0]
         K = X.new_zeros(B, C)
-        some = max(1, CHUNK // (C * P * P))
+        pieces = 1 if B * P < SYMMETRIC or other is not None else PIECES
+        some = max(1, min(CHUNK // (C * P * P), -(-B // pieces)))
         for g in range(X.shape[2]):
             x, v, y, w = (a[:, :, g].flatten(0, 1) for a in (X, V, Y, W))
             for i in range(0, B, some):
-                rows = slice(i * P, (i + some) * P)
-                block = (x[rows] @ y.T).mul_(v[rows] @ w.T)
-                K[i : i + some] += block.view(-1, P, C, P).sum((1, 3))
-        return K
+                # of its own gradients the blocks to the right of the diagonal alone
+                rows, first = slice(i * P, (i + some) * P), 0 if other is not None else i
+                block = (x[rows] @ y[first * P :].T).mul_(v[rows] @ w[first * P :].T)
+                K[i : i + some, first:] += _sums_over_places(block, P)
+        return K if other is not None or some >= B else _mirrored(K, some)
 
     def _over_outputs(
         self, metric: Metric, p: Tensor | None, ask: Callable[[Explicit, Metric, Tensor | None], Tensor]
@@ -173,6 +176,19 @@ class ByPlaces(_Materialised):
 
     def combine(self, w: Tensor) -> Parts:
         return self.layer.grad(self.x, scale_samples(w, self.p))
+
+
+def _sums_over_places(block: Tensor, P: int) -> Tensor:
+    """(B P, C P) -> (B, C); one dimension after the other is much faster than both at once."""
+    rows = block.view(-1, P, block.shape[1]).sum(1)
+    return rows.view(rows.shape[0], -1, P).sum(2)
+
+
+def _mirrored(K: Tensor, some: int) -> Tensor:
+    """A symmetric matrix whose blocks of so many rows are known from the diagonal on."""
+    for i in range(some, K.shape[0], some):
+        K[i : i + some, :i] = K[:i, i : i + some].T
+    return K
 
 
 class Recomputed(ByPlaces):

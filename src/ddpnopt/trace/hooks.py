@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
@@ -51,13 +52,19 @@ class _Hook:
     """A hook that is not copied or pickled with the model, and that ends with its capture."""
 
     def __init__(self, capture: Capture, method: str, model_layer: ModelLayer | Fused | None) -> None:
-        self.capture, self.method, self.model_layer = weakref.ref(capture), method, model_layer
+        self.capture, self.call, self.model_layer = weakref.ref(capture), getattr(type(capture), method), model_layer
+        self.at_layer = isinstance(model_layer, ModelLayer)
 
     def __call__(self, *args: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             return self._between_graphs(*args)
         capture = self.capture()
-        return None if capture is None else getattr(capture, self.method)(self.model_layer, *args)
+        if capture is None:
+            return None
+        if self.at_layer and torch._C._len_torch_function_stack():  # what watches the model's functions, not ours
+            with torch._C.DisableTorchFunction():
+                return self.call(capture, self.model_layer, *args)
+        return self.call(capture, self.model_layer, *args)
 
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def _between_graphs(self, *args: Any) -> Any:
@@ -238,15 +245,18 @@ class Capture(Intercepting):
     def _before(self, model_layer: ModelLayer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = args[0] if args else next(iter(kwargs.values()))
         if Playback.replays:
-            x = self._visitor.before(model_layer, x) if self._visitor is not None else None
+            if self._visitor is None:
+                return None
+            self._visitor.compiled = self.compiled
+            x = self._visitor.before(model_layer, x)
             return None if x is None else ((x,), {})
         recording = self._running
         if recording is None and not self._skipped:
             return None
         use = 0
         if recording is not None:
-            use = recording.calls[model_layer.name]
-            recording.calls[model_layer.name] += 1
+            use = recording.calls.get(model_layer.name, 0)
+            recording.calls[model_layer.name] = use + 1
         if not torch.is_grad_enabled() or model_layer in self._lost or transformed():
             return None
         weight = module._parameters["weight"]

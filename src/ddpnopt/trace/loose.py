@@ -32,11 +32,11 @@ from ddpnopt.trace.loose_functions import (
     MEETING,
     OF_PARAMETERS,
     PASSIVE,
-    PRODUCTS,
     ROWS,
     SUMS,
     WITH_RULES,
 )
+from ddpnopt.trace.loose_rules import TRANSPOSED, gradients, of_transposed_convolution
 from ddpnopt.trace.recording import on_gradient
 
 LARGEST = 2**25  # numbers of the explicit gradients of one parameter; a larger one is left to the base optimizer
@@ -59,10 +59,11 @@ class Made:
     args: Any = ()  # with tensors detached, and those computed from parameters replaced by what they are made of
     kwargs: Any = None
     index: int | None = None  # among several outputs
+    shape: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, parameter: nn.Parameter) -> Made:
-        return cls({parameter}, parameter)
+        return cls({parameter}, parameter, shape=tuple(parameter.shape))
 
 
 @dataclass(eq=False)
@@ -107,7 +108,14 @@ class Watch(TorchFunctionMode):
 
     def _found(self, args: Any, kwargs: Any) -> list[Made]:
         known = self.known
-        return [known[id(t)] for t in tensors((*args, *kwargs.values()) if kwargs else args) if id(t) in known]
+        found = []
+        for each in (*args, *kwargs.values()) if kwargs else args:
+            made = known.get(id(each))
+            if made is not None:
+                found.append(made)
+            elif isinstance(each, (tuple, list, dict)):
+                found += [known[id(t)] for t in tensors(each) if id(t) in known]
+        return found
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -188,7 +196,8 @@ class Uses(Watch):
             kept = replaced(args, self._kept), replaced(kwargs, self._kept)
             for k, each in enumerate(outs):
                 index = None if isinstance(out, Tensor) else k
-                self.known[id(each)] = Made(roots, None, WITH_RULES.get(func, func), *kept, index)
+                shape = tuple(each.shape)
+                self.known[id(each)] = Made(roots, None, WITH_RULES.get(func, func), *kept, index, shape)
                 self._alive.append(each)
         else:
             self.left |= roots
@@ -224,9 +233,14 @@ class Uses(Watch):
         return {p: gradient for p, gradient in total.items() if p not in self.left}
 
     def _of_meeting(self, meeting: Meeting, g: Tensor, roots: list[nn.Parameter], B: int) -> list[Tensor]:
-        plain = self._plain(meeting, g, roots, B)
-        if plain is not None:
-            return [plain]
+        if len(roots) == 1:
+            plain = gradients(meeting.func, meeting.args, meeting.kwargs, g, Made, B)
+            if plain is not None:
+                return [plain]
+        if meeting.func in TRANSPOSED and not meeting.kwargs:
+            of_both = of_transposed_convolution(meeting.args, g, Made, B)
+            if of_both is not None:
+                return [of_both[p] for p in roots]
         values = [p.detach() for p in roots]
         per_sample: list[Tensor] = []  # arguments with samples, (B, k, …)
         places: dict[int, int] = {}
@@ -252,30 +266,6 @@ class Uses(Watch):
         with torch.enable_grad():
             each = torch.func.vmap(of_sample)(torch.arange(B, device=g.device), per_sample, q)
         return [gradient.detach() for gradient in each]
-
-    @staticmethod
-    def _plain(meeting: Meeting, g: Tensor, roots: list[nn.Parameter], B: int) -> Tensor | None:
-        """The gradients for x + u and x u, without a graph; None for anything else."""
-        args = meeting.args
-        if len(args) != 2 or meeting.kwargs or len(roots) != 1 or meeting.func not in SUMS | PRODUCTS or len(g) != B:
-            return None
-        u = roots[0]
-        is_u = [isinstance(each, Made) and each.parameter is u for each in args]
-        other = args[1] if is_u[0] else args[0]
-        if is_u[0] == is_u[1] or isinstance(other, Made):
-            return None
-        if meeting.func in PRODUCTS:
-            g = g * other
-        if u.dim() == g.dim() and len(u) == B and B > 1:
-            return None  # a table with a row for each place in dimension 0, which are no samples
-        over = g.dim() - u.dim()  # dimensions that u has not
-        if over < 0 or (over == 0 and len(u) > 1):
-            return None
-        if over == 0:
-            kept = [d for d in range(1, u.dim()) if u.shape[d] == 1 and g.shape[d] > 1]
-            return (g.sum(kept) if kept else g).reshape(B, -1)
-        dims = [d for d in range(1, g.dim()) if d < over or (u.shape[d - over] == 1 and g.shape[d] > 1)]
-        return (g.sum(dims) if dims else g).reshape(B, -1)
 
     def scale(self, factor: float) -> None:
         """Replace the recorded gradients by those of `factor` times the loss."""

@@ -99,6 +99,7 @@ class Recording:
     anchor: Any = None  # a node of the graph that the backward pass of a loss runs, and autograd.grad(…) does not
     loose: Uses | None = None  # the uses of parameters that belong to no layer
     group: int = 1  # samples that count as one, in a large batch
+    scalars: list[int] | None = None  # the outputs with a gradient that are one number, once that has been asked
     # known after `finish`
     batch_size: int = 0
     used_outputs: list[int] = field(default_factory=list)  # with a gradient and the batch in dimension 0
@@ -170,7 +171,7 @@ class Recording:
 
     def forget_gradients(self) -> None:
         """Forget an earlier backward pass, after which `zero_grad` or a step came."""
-        self.q, self.repeated = [None] * len(self.q), False
+        self.q, self.repeated, self.scalars = [None] * len(self.q), False, None
         for record in self.layers:
             record.p_h = record.p_x = record.p_h_dot_h = None
         for meeting in self.loose.meetings if self.loose is not None else ():

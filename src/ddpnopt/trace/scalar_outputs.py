@@ -13,9 +13,10 @@ def true_loss(recording: Recording, outputs: list[Tensor] | None = None) -> floa
     `outputs` are those of a replay, with the new weights; without them it is the loss of the recorded pass. None if
     the loss was computed from other outputs.
     """
-    used = [k for k, q in enumerate(recording.q) if q is not None]
     scalars = _scalars(recording)
-    return _total(recording, scalars, outputs) if used and scalars == used else None
+    if not scalars or len(scalars) < sum(q is not None for q in recording.q):
+        return None
+    return _total(recording, scalars, outputs)
 
 
 def change_of_scalars(recording: Recording, outputs: list[Tensor]) -> float:
@@ -25,12 +26,14 @@ def change_of_scalars(recording: Recording, outputs: list[Tensor]) -> float:
 
 
 def _scalars(recording: Recording) -> list[int]:
-    parts = recording.parts or [recording]
-    return [
-        k
-        for k, q in enumerate(recording.q)
-        if q is not None and all(part.outputs[k].dim() == 0 and part.q[k] is not None for part in parts)
-    ]
+    if recording.scalars is None:
+        parts = recording.parts or [recording]
+        recording.scalars = [
+            k
+            for k, q in enumerate(recording.q)
+            if q is not None and all(part.outputs[k].dim() == 0 and part.q[k] is not None for part in parts)
+        ]
+    return recording.scalars
 
 
 def _total(recording: Recording, scalars: list[int], outputs: list[Tensor] | None = None) -> float:

@@ -35,13 +35,19 @@ class Visitor:
         self.control, self.observe = control, observe
         self.outputs: list[Tensor] = []
         self.visited: set[int] = set()
+        self.replaced: ModelLayer | None = None  # a norm whose forward is replaced while it runs
+        self.compiled = False  # whether the layer that calls runs as compiled code, which knows its forward
         self.device, self.samples = recording.device.type, recording.batch_size
 
     def before(self, layer: ModelLayer, x: Tensor) -> Tensor | None:
         """Called with the input of a layer; may return a replacement."""
         t, use = self.enter(layer)
         if use == 0 and self.control is not None:
-            self._outside(self.control, t, x, layer)
+            ready = not self.compiled and layer.is_faster_from_state(x)
+            state = self._outside(self.control, t, x, layer)
+            if ready:
+                layer.module.forward = lambda _: layer.output(state)  # not normalised a second time
+                self.replaced = layer
         return None
 
     def enter(self, layer: ModelLayer) -> tuple[int, int | None]:
@@ -59,14 +65,22 @@ class Visitor:
 
     def _outside(
         self, call: Callable[[int, Tensor], None], t: int, value: Tensor, read_by: ModelLayer | None = None
-    ) -> None:
-        """Autocast, and what watches the model's functions, applies to the model and not to the optimizer."""
+    ) -> Tensor:
+        """Autocast, and what watches the model's functions, applies to the model and not to the optimizer.
+
+        Returns the value, or the state for it of the layer that reads it.
+        """
         autocast = torch.is_autocast_enabled(self.device)
         with torch._C.DisableTorchFunction(), torch.autocast(self.device, enabled=False) if autocast else nullcontext():
-            call(t, self.records[t].arranged(value if read_by is None else read_by.state_of(value)))
+            value = value if read_by is None else read_by.state_of(value)
+            call(t, self.records[t].arranged(value))
+            return value
 
     def after(self, layer: ModelLayer, h: Tensor | None) -> Tensor | None:
         """Called with the output of a layer; may return a replacement."""
+        if self.replaced is layer:
+            del layer.module.forward
+            self.replaced = None
         t, use = self.inside(layer)
         if use == 0 and h is not None:
             self.visited.add(t)

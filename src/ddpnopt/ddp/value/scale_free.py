@@ -169,8 +169,6 @@ class ScaleFree(Batch):
             k = torch.stack([torch.vdot(self.L, K.diagonal()) for K in grams])
         norms = torch._foreach_norm([stage.u[0] for stage in self._stages])
         sizes = stacked(norms).tolist()
-        if self._repeated:
-            self._slope = -float(stacked(self._repeated).sum())
         N = len(self.L)
         for stage, total, norm in zip(self._stages, k.tolist(), sizes, strict=True):
             mean = total / N
@@ -182,7 +180,7 @@ class ScaleFree(Batch):
             self._mean_diagonal += stage.eta * mean
         etas = self._leave_free(damping * self._mean_diagonal or 1.0)
         if together is not None:
-            self._sums = together.mul_(k.new_tensor(etas)[:, None, None]).cumsum(0)
+            self._sums = together.mul_(k.new_tensor(etas).view(-1, 1, 1)).cumsum(0)
             self.S = self._sums[-1]
         else:
             for K, eta, system in zip(grams, etas, self._systems, strict=True):
@@ -203,9 +201,16 @@ class ScaleFree(Batch):
     def _add_up_effects(self) -> None:
         """m of all stages: what the priors of a stage and those behind it do to each sample's loss."""
         alike = len({share for effects in self._effects for share, _ in effects}) == 1
-        if alike and all(len(effects) == 1 for effects in self._effects):  # in a few calls
-            each = torch.stack([effects[0][1] for effects in self._effects]).to(self.L.dtype)
-            self._ms = each.cumsum(0).mul_(self._effects[0][0][0])
+        alike = alike and all(len(effects) == 1 for effects in self._effects)
+        each = stacked([effects[0][1] for effects in self._effects]) if alike else None
+        if self._repeated:
+            last = self._repeated
+            if each is not None and len(last) == len(self._effects) and last[0] is self._effects[0][0][1]:
+                self._slope = -float(each.sum())
+            else:
+                self._slope = -float(stacked(last).sum())
+        if each is not None:  # in a few calls
+            self._ms = each.to(self.L.dtype).cumsum(0).mul_(self._effects[0][0][0])
             self.m = self._ms[-1]
             for system, m in zip(self._systems, self._ms.unbind(), strict=True):
                 system.m = m
@@ -250,7 +255,7 @@ class ScaleFree(Batch):
         self._y = y
         achieved = torch.sub(r, y, alpha=self._damping)  # J phi
         without = r - y / diagonal  # what the others alone would do to each sample
-        if len(r) == 1:  # no others: exactly zero, not a rounding error of either sign
+        if r.shape[0] == 1:  # no others: exactly zero, not a rounding error of either sign
             without = torch.zeros_like(r)
         rows = torch.stack([r, achieved, without])
         (square, own, unseen), (_, own2, _), (_, _, unseen2) = (rows @ rows.T).tolist()
@@ -289,7 +294,7 @@ class ScaleFree(Batch):
                 targets = self._less(r, self._ms)
             else:
                 targets = torch.stack([self._less(r, system.m) for system in self._systems])
-            open_loop = (self._inverse @ targets[..., None])[..., 0] * (self.root * fraction)
+            open_loop = torch.bmm(self._inverse, targets.unsqueeze(2)).squeeze(2).mul_(self.root * fraction)
             gains = self._inverse * self._roots
             for system, w, gain in zip(self._systems, open_loop.unbind(), gains.unbind(), strict=True):
                 system.open_loop, system.gain, system.m = w, gain, None
