@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ddpnopt._checks import require, warn_user
 from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp import terminal as terminals
+from ddpnopt.ddp.evidence import within_reach
 from ddpnopt.ddp.loss import AnyLoss, UnknownLoss, sqrt_curvature
 from ddpnopt.ddp.recognise import NO_FORM, Search, recognise
 from ddpnopt.ddp.segment import JointSegment, Pullback, Segment
@@ -259,11 +260,17 @@ def recognised_losses(
     dtype = recording.layers[0].parameters[0].dtype
     found = [(z, q, _narrow(recording.outputs[k], recording.q[k])) for k, z, q in outputs_with_gradient(recording)]
     if not found:
-        last = [record for record in recording.layers if not isinstance(record.layer, Given)][-1]
+        layers = [record for record in recording.layers if not isinstance(record.layer, Given)]
+        last = (layers or recording.layers)[-1]
         assert last.p_h is not None
-        z, q = last.model_layer.output(last.input_in(dtype)), last.p_h.to(dtype)
-        found = [(z, q, _narrow(last.p_h))]
         total = true_loss(recording) if total is None else total
+        q = last.p_h.to(dtype)
+        if not layers:  # parameters that belong to no layer: nothing is known of what a sample's loss depends on
+            z = last.parameters[0].detach().flatten().expand_as(q)
+            level = total if total is not None and total > 0 else within_reach(z, q)
+            return [(z, UnknownLoss.adding_up_to(level, z, q))]
+        z = last.model_layer.output(last.input_in(dtype))
+        found = [(z, q, _narrow(last.p_h))]
     if total is None or len(found) == 1:
         losses: Losses = [(z, recognise(z, q, mean, total, narrow, value, rare=rare)) for z, q, narrow in found]
     else:
