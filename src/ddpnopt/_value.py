@@ -23,7 +23,7 @@ from ddpnopt.linear.given import Given
 from ddpnopt.trace.passes import are_linked, may_be_one, take_same_path
 from ddpnopt.trace.recording import Recording
 from ddpnopt.trace.replay import AtLayer
-from ddpnopt.trace.scalar_outputs import true_loss
+from ddpnopt.trace.scalar_outputs import beside_samples, true_loss
 from ddpnopt.trace.visitors import Probe
 
 VALUES = ("batch", "outer", "full")
@@ -271,6 +271,9 @@ def recognised_losses(
             return [(z, UnknownLoss.adding_up_to(level, z, q))]
         z = last.model_layer.output(last.input_in(dtype))
         found = [(z, q, _narrow(last.p_h))]
+    elif total:  # the loss at the outputs of the samples is what the others leave; zero: it has no level
+        beside = beside_samples(recording)
+        total, value = total - beside, None if value is None else value - beside
     if total is None or len(found) == 1:
         losses: Losses = [(z, recognise(z, q, mean, total, narrow, value, rare=rare)) for z, q, narrow in found]
     else:
