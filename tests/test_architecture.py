@@ -30,13 +30,15 @@ MAY_IMPORT: dict[str, list[str]] = {
     "ddp": [*BASE, "linear", "curvature"],
     "trace": [*BASE, "linear"],
     "_parameters": [*BASE, "linear", "curvature", "ddp", "trace"],
-    "_value": [*BASE, "linear", "curvature", "ddp", "trace"],
+    "_losses": [*BASE, "linear", "ddp", "trace"],
+    "_value": [*BASE, "linear", "curvature", "ddp", "trace", "_losses"],
     "_step_length": [*BASE, "linear", "ddp"],
     "_troubles": BASE,
     "_capture_of": ["trace"],
-    "_collect": [*BASE, "linear", "trace", "_value"],
+    "_collect": [*BASE, "linear", "trace", "_losses", "_value"],
     "_step": [
-        *BASE, "linear", "curvature", "ddp", "trace", "_parameters", "_value", "_step_length", "_collect", "_troubles",
+        *BASE, "linear", "curvature", "ddp", "trace", "_parameters", "_losses", "_value", "_step_length", "_collect",
+        "_troubles",
     ],
     "_derivative_step": [*BASE, "linear", "curvature", "ddp", "trace", "_value", "_collect", "_step_length", "_step"],
     "optimizer": [
@@ -47,7 +49,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "logging": [*BASE, "optimizer"],
     "control": ["errors", "_checks"],
 }  # fmt: skip
-SEE_DDP_AND_TRACE = {"_parameters", "_value", "_step", "_derivative_step", "optimizer"}
+SEE_DDP_AND_TRACE = {"_parameters", "_losses", "_value", "_step", "_derivative_step", "optimizer"}
 
 
 def room(path: Path) -> str:

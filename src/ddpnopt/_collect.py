@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ddpnopt._checks import listed
-from ddpnopt._value import Losses, Passes, ValueForm, are_certain, belong_together
+from ddpnopt._losses import Losses, are_certain
+from ddpnopt._value import Passes, ValueForm, belong_together
 from ddpnopt.linear.given import Given
 from ddpnopt.trace.derivatives import leave_noted
 from ddpnopt.trace.hooks import Capture

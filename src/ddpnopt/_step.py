@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
 from ddpnopt._collect import OUTSIDE, is_chain, not_at_outputs, one_recording, ran_unseen, why_open_loop
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
+from ddpnopt._losses import Losses, are_certain, kind_of, per_sample, recognised_losses, warn_uncertain
 from ddpnopt._step_length import accept_length, choose_fraction, keep_update, take_back_if_wrong, watches_slope
 from ddpnopt._troubles import DEAD_EVERY
-from ddpnopt._value import Losses, Passes, are_certain, kind_of, per_sample, recognised_losses, warn_uncertain
+from ddpnopt._value import Passes
 from ddpnopt.ddp.loss import as_flat, total_loss
 from ddpnopt.ddp.penalty import Penalties, is_penalty
 from ddpnopt.ddp.stage import Displacement, Stage
@@ -26,7 +27,7 @@ from ddpnopt.linear.layer import add, in_precision
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
 from ddpnopt.trace.rescaling import Average, find_penalties, follow, penalty, scale, share_among_samples
-from ddpnopt.trace.scalar_outputs import change_of_scalars, true_loss
+from ddpnopt.trace.scalar_outputs import beside_samples, change_of_scalars, true_loss
 
 if TYPE_CHECKING:
     from ddpnopt.optimizer import DDPNOpt
@@ -51,6 +52,7 @@ class Step:
         self.losses: Losses | None = None
         self.sample_losses: Tensor | None = None  # (B,)
         self.penalties = Penalties()  # on the weights, of steps without a learning rate
+        self.beside = 0.0  # what scalar outputs beside those of the samples are in the loss
         self.inside = 0.0  # a part of the loss that is computed from activations inside the model, not from its outputs
         self.stages: list[Stage] = []
         self.policies: Policies = []
@@ -176,7 +178,8 @@ class Step:
                     warn_uncertain(self.losses)
                 if share != 1.0:
                     self.losses = [(z, loss.scaled(share)) for z, loss in self.losses]
-                self.sample_losses = per_sample(self.losses)
+                self.beside = share * max(0.0, beside_samples(recording))
+                self.sample_losses = per_sample(self.losses) + self.beside / recording.batch_size
                 if form.scale_free and peers is None and all(record.extra is None for record in self.layers):
                     self.inside = not_at_outputs(self.losses, self.sample_losses, total, opt._capture, recording)
                 if self.inside:
@@ -263,7 +266,7 @@ class Step:
         replay = partial(self.passes.replay, recording) if opt.closed_loop else None
         self.outputs = forward_pass(self.stages, self.policies, opt.curvature, replay, self.displacement, log)
         if log is not None:
-            self._write_report(recording, log)
+            self._write_report(log)
 
     def apply_open_loop(self) -> None:
         """No layer takes part in this step: all parameters without feedback."""
@@ -302,7 +305,7 @@ class Step:
         if losses is None or not recording.used_outputs or self.inside:
             return None
         if outputs is not None:
-            return total_loss(recording.used(outputs), losses) + change_of_scalars(recording, outputs)
+            return total_loss(recording.used(outputs), losses) + change_of_scalars(recording, outputs) + self.beside
         assert self.sample_losses is not None
         return float(self.sample_losses.sum())
 
@@ -339,11 +342,9 @@ class Step:
             mine = self.recording.batch_size
             opt.samples += mine if self.peers.alone else self.peers.batch(mine)
 
-    def _write_report(self, recording: Recording, log: Log) -> None:
-        report, losses, before = self.opt.report, self.losses, self.sample_losses
-        assert losses is not None
-        assert before is not None
+    def _write_report(self, log: Log) -> None:
+        report, before = self.opt.report, self._batch_loss()
         report.layers, report.guarded, report.actual = log, self.value.guarded_fraction, None
-        if self.outputs is not None and recording.used_outputs and not self.inside:
-            change = total_loss(recording.used(self.outputs), losses) - float(before.sum())
-            report.actual = self.peers.total(change)
+        after = None if self.outputs is None else self._batch_loss(self.outputs)
+        if before is not None and after is not None:
+            report.actual = self.peers.total(after - before)

@@ -25,7 +25,8 @@ class Report:
     actual: float | None = None  # change of the batch loss on the same batch, by the new outputs
     fraction: float | None = None  # of the loss that the step asked to remove (steps without a learning rate)
     kappa: float | None = None  # curvature along the steps over that of the quadratic model, a running estimate
-    shortened: int = 0  # steps so far that were shortened because the loss of the same batch would have risen
+    # steps so far that were shortened: the loss of the same batch would have risen, or its curvature was tested
+    shortened: int = 0
     undone: int = 0  # … and those given up
     guarded: float | None = None  # fraction of sample-layers with s > 1
     layers: dict[str, LayerReport] = field(default_factory=dict)

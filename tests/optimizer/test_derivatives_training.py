@@ -154,6 +154,18 @@ def test_backward_is_torchs_own_before_and_after_a_step() -> None:
     assert torch.autograd.backward is own
 
 
+def test_a_loss_of_something_else_is_left_alone_while_one_with_derivatives_is_awaited() -> None:
+    model = net()
+    opt = DDPNOpt(model)
+    x = torch.randn(6, 2, requires_grad=True)
+    slope = slope_of(model(x), x)
+    other = nn.Parameter(torch.randn(12))
+    (torch.randn(5, 3, 4) + other.view(1, 3, 4)).sum().backward()  # a sum that is broadcast, then another shape
+    torch.testing.assert_close(other.grad, torch.full((12,), 5.0))
+    slope.square().mean().backward()
+    opt.step()
+
+
 def test_a_derivative_by_the_weights_is_that_of_autograd() -> None:
     model = net().double()
     twin = copy.deepcopy(model)

@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt, OptionError, UncertainLossWarning
-from ddpnopt._value import Losses, are_certain, recognised_losses, true_loss
+from ddpnopt._losses import Losses, are_certain, recognised_losses
 from ddpnopt.ddp.evidence import within_reach
 from ddpnopt.ddp.loss import UnknownLoss
 from ddpnopt.ddp.recognise import FAR
 from ddpnopt.trace.micro_batches import MicroBatches, join
 from ddpnopt.trace.recording import Recording
+from ddpnopt.trace.scalar_outputs import true_loss
 
 
 def network(outputs: int = 3) -> nn.Sequential:

@@ -45,6 +45,10 @@ REACH = 0.08  # of a layer's spectral norm: what a step may change
 SURPRISE = 10.0  # deviations of a loss above its running mean at which the last step is taken back
 FELT = 0.5  # of the curvature by the slope after a step: a lower bound of kappa
 RESOLUTION = 1e-6  # relative changes of the loss below this are rounding errors
+TESTED = 1e-5  # least decrease, relative to the loss, of a step at which the order of its error can be told
+DOUBTED = 4.0  # times kappa at the start, or at the last test: from there on it is tested whether it is a curvature
+AGAIN = 50  # steps after which it is tested again if it was none
+SHORTER = 0.25  # of a step that is made again for such a test
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,12 @@ class StepLength:
     below_zero: bool = False  # whether the loss of any batch was
     flatness: float = 0.0  # of a loss that was: squares of its gradients over its level, in the first such batch
     memory: float = 0.0  # times the last update is the prior of the next step
+    promised: float = 0.0  # the first-order decrease that `true_curvature` is what is missing of, twice
+    amiss: float = 0.0  # the part of it that does not come however short a step is
+    doubted: float = math.inf  # kappa from which on that is tested
+    tested: int = 0  # the last step at which it was
+    longer: float = 0.0  # the fraction of a step that is made again, shorter, for such a test; zero: none
+    missed: float = 0.0  # of its first-order decrease
     reach: float = math.inf  # the fraction with which the last step would have changed a layer by REACH
 
     def level(self, loss: float | None) -> float | None:
@@ -133,6 +143,7 @@ class StepLength:
         if self.steps == 0 or not 0 < self.fraction < math.inf:
             self.fraction = START / found.own
             self.kappa = 0.5 * found.own / max(found.own_curvature * self.fraction, RESOLUTION)
+            self.doubted = DOUBTED * self.kappa
         else:
             self.fraction = self._next(coupled)
         self.steps += 1
@@ -171,6 +182,27 @@ class StepLength:
         self.slope = DECAY * self.slope + (1 - DECAY) * relative
         self.slope_weight = DECAY * self.slope_weight + 1 - DECAY
 
+    def is_to_be_tested(self, found: Evidence, taken: float, change: float | None) -> bool:
+        """Whether to make a step again, shorter: what a curvature takes from it falls with the square of its length.
+
+        Where the gradient is not that of the loss (straight-through estimators, targets without a gradient), a part of
+        the decrease never comes, in short steps as in long ones. Taken for a curvature, it would grow as steps get
+        shorter, until the training stands still.
+        """
+        decrease = taken * found.own
+        due = self.kappa > self.doubted or (self.amiss > 0 and self.steps >= self.tested + AGAIN)
+        if change is None or SHORTER * decrease < TESTED or not due:
+            return False
+        self.longer, self.missed = taken, (change + decrease) / decrease
+        return True
+
+    def _test(self, found: Evidence, taken: float, change: float) -> None:
+        """Extend what is missing after the longer and the shorter step to one of no length."""
+        ratio, missed = taken / self.longer, change / (taken * found.own) + 1
+        self.amiss = max(0.0, (missed - ratio * self.missed) / (1 - ratio))
+        self.kappa = max(self._curvature(), LEAST_KAPPA)
+        self.doubted, self.tested = max(self.doubted, DOUBTED * self.kappa), self.steps
+
     def learn(self, found: Evidence, asked: float, taken: float, change: float | None) -> None:
         """Take in a step of fraction `taken`, `asked` times a scheduler's factor, and the true change of the loss."""
         if taken <= 0 or found.own < RESOLUTION:
@@ -180,7 +212,10 @@ class StepLength:
         if change is None or decrease < RESOLUTION:
             self.kappa = max(self.kappa / GROWTH, LEAST_KAPPA)  # bounded by the slope after the step alone
         else:
-            self._measure(2 * max(change + decrease - RESOLUTION, 0.0), found, taken)
+            if self.longer > taken:
+                self._test(found, taken, change)
+            self._measure(2 * max(change + decrease - RESOLUTION, 0.0), decrease, found, taken)
+        self.longer = 0.0
         left = 1 - taken * self.kappa * found.own_curvature / found.own  # of the slope along the step, after it
         self.memory = MEMORY * min(max(left, 0.0), 1.0) / taken
 
@@ -188,23 +223,30 @@ class StepLength:
         """Where the loss after a step is a guess, or not known: the slope of the next batch along the update.
 
         It needs neither the form nor the scale of the loss. The batch is another one: before the step, the slope there
-        was that of unseen samples. Half of the difference is a lower bound of kappa.
+        was that of unseen samples. Half of the difference is a lower bound of kappa. Noise of either sign is part of
+        the running mean: counted where it is positive alone, it would be as large in short steps as in long ones, and
+        look like a curvature that grows with every shorter step.
         """
         if self.unseen_curvature <= 0:  # a single sample says nothing of the slope at the next one: that is noise
             return
         model = found.own_curvature * self.taken**2
         before = self.decrease * min(1.0, max(self.unseen, 0.0) / max(self.own, 1e-300))
-        self.felt_curvature = DECAY * self.felt_curvature + (1 - DECAY) * max(slope + before, 0.0)
+        self.felt_curvature = DECAY * self.felt_curvature + (1 - DECAY) * (slope + before)
         self.felt_model = DECAY * self.felt_model + (1 - DECAY) * model
         self.kappa = max(self.kappa, FELT * self.felt_curvature / max(self.felt_model, 1e-300))
 
-    def _measure(self, true: float, found: Evidence, taken: float) -> None:
+    def _measure(self, true: float, decrease: float, found: Evidence, taken: float) -> None:
+        """Take in twice what is missing of the first-order decrease."""
         share = found.loss / self.loss if self.loss > 0 else 1.0
         model = found.own_curvature * taken**2
         self.true_curvature = DECAY * self.true_curvature + (1 - DECAY) * true * share
         self.model_curvature = DECAY * self.model_curvature + (1 - DECAY) * model * share
-        kappa = self.true_curvature / max(self.model_curvature, 1e-300)
-        self.kappa = max(kappa, LEAST_KAPPA, self.kappa / GROWTH)
+        self.promised = DECAY * self.promised + (1 - DECAY) * decrease * share
+        self.amiss = max(0.0, min(self.amiss, 0.5 * self.true_curvature / self.promised))  # it may be less by now
+        self.kappa = max(self._curvature(), LEAST_KAPPA, self.kappa / GROWTH)
+
+    def _curvature(self) -> float:
+        return (self.true_curvature - 2 * self.amiss * self.promised) / max(self.model_curvature, 1e-300)
 
     def state(self) -> dict[str, float]:
         """For a checkpoint: plain numbers."""

@@ -68,8 +68,9 @@ class Intercepting(Playback):
         if not self._loose or recording.autocast[0] or self.compiled or _has_compiled_parts(self.model):
             return  # compiled parts call functions that are not seen
         pass_ = weakref.proxy(recording)  # which has these uses: no cycle, so that it ends with its last use
-        touch, samples = partial(self._touched, pass_), partial(Recording.samples, pass_)
-        recording.loose = Uses(self._loose, touch, samples, ignores=partial(_ignores, weakref.ref(recording)))
+        touch, samples = partial(self._touched, pass_), partial(Recording.samples, pass_, unknown=0)
+        constants, ignores = self._constants(recording), partial(_ignores, weakref.ref(recording))
+        recording.loose = Uses(self._loose, touch, samples, constants=constants, ignores=ignores)
         self._intercept(self, recording.loose)
 
     def _without_samples(self, layer: ModelLayer, ids: Tensor, recording: Recording) -> bool:

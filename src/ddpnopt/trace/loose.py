@@ -7,7 +7,8 @@ the result meets the samples, the gradient at the output of that function is rec
 that of the function on its part of the arguments, pulled back to the parameter, and the sum over all uses.
 
 Only functions that are known to treat the samples in dimension 0 one by one take part. A parameter with any other use
-is left to the base optimizer.
+is left to the base optimizer. Samples are told by their number, but a tensor that the model itself holds, such as the
+mask of a masked layer, has none, even if it has as many rows as there are samples.
 
 What is remembered hangs on hooks of autograd's graph, so it must not hold a tensor of that graph: neither counting
 references nor Python's collector could ever free such a cycle.
@@ -60,6 +61,7 @@ class Made:
     kwargs: Any = None
     index: int | None = None  # among several outputs
     shape: tuple[int, ...] = ()
+    constant: Tensor | None = None  # what the model holds, or is computed from that alone; without roots
 
     @classmethod
     def of(cls, parameter: nn.Parameter) -> Made:
@@ -144,6 +146,7 @@ class Uses(Watch):
         touch: Touch,
         samples: Callable[[], int],
         *,
+        constants: Iterable[Tensor] = (),
         kept: bool = False,
         ignores: Callable[[], bool] = bool,
     ) -> None:
@@ -153,6 +156,8 @@ class Uses(Watch):
         self.kept = kept  # whether outputs are cloned, so that they can be differentiated with respect to
         self.meetings: list[Meeting] = []
         self._alive: list[Tensor] = []  # those in `known`, whose ids are theirs as long as they live
+        for t in constants:
+            self._hold(t)
         self.left: set[nn.Parameter] = set()  # with a use that is not supported
 
     def __exit__(self, *failed: Any) -> None:
@@ -164,20 +169,31 @@ class Uses(Watch):
         """Drop what was remembered, when the gradients are known: hooks may hold this as long as the loss lives."""
         self.meetings.clear()
 
+    def _hold(self, t: Tensor) -> None:
+        self.known[id(t)] = Made(set(), constant=t.detach())
+        self._alive.append(t)
+
     def _kept(self, t: Tensor) -> Tensor | Made:
         """An argument as it is remembered, without its graph."""
         return self.known.get(id(t)) or t.detach()
 
     def seen(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Made]) -> Any:
+        roots = {p for made in found for p in made.roots}
         before = [(t, t._version) for t in tensors((args, kwargs)) if id(t) not in self.known]
         out = func(*args, **kwargs)
         outs = list(tensors(out))
+        if not roots:
+            for each in outs if not before and func in OF_PARAMETERS else ():
+                self._hold(each)
+            return out
         if not any(o.requires_grad for o in outs):
             return out
-        roots = {p for made in found for p in made.roots}
         B = self.samples()
+        if not B:
+            self.left |= roots
+            return out
         others = [(t.detach(), version) for t, version in before if _has_samples(t, func, B)]
-        first = next(t for t in tensors((args, kwargs)) if id(t) in self.known)
+        first = next(t for t in tensors((args, kwargs)) if id(t) in self.known and self.known[id(t)].roots)
         expands = func in EXPANDING and outs[0].dim() > 0 and len(outs[0]) == B != (len(first) if first.dim() else 0)
         if expands or (others and (func in MEETING or func in IN_PLACE)):
             if len(outs) > 1 or not outs[0].dim() or len(outs[0]) % B:
@@ -279,6 +295,8 @@ def _value(t: Tensor | Made, *, env: dict[Any, Tensor], places: dict[int, int], 
     """An argument of a function, for one sample and other values of the parameters."""
     if isinstance(t, Tensor):
         return parts[places[id(t)]] if id(t) in places else t
+    if t.constant is not None:
+        return t.constant
     key = t if t.parameter is None else t.parameter
     if key in env:
         return env[key]

@@ -83,7 +83,9 @@ def terms_of(root: Tensor, scale: float = 1.0) -> tuple[list[Term], list[Node]]:
             grads = grads if isinstance(grads, tuple) else (grads,)
             for (below, k), grad in zip(node.next_functions, grads, strict=True):
                 if below is not None and grad is not None:
-                    todo.append((below, k, grad))
+                    todo.append(
+                        (below, k, grad.sum_to_size(below._input_metadata[k].shape))
+                    )  # as autograd's engine does
     return found, strays
 
 

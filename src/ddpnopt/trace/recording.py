@@ -130,12 +130,12 @@ class Recording:
         # what the model itself has returned is a recurrent state; derivatives by others may become part of the loss
         self.reads_variable = any(t.requires_grad and not hasattr(t, RETURNED) for t in self.inputs)
 
-    def samples(self) -> int:
+    def samples(self, unknown: int = 1) -> int:
         """The number of samples, as far as it is known in the middle of the forward pass."""
         for record in self.layers:
             if record.x.dim() and record.x.numel():
                 return len(record.x)
-        return next((len(t) for t in self.inputs if t.dim() and len(t)), 1)
+        return next((len(t) for t in self.inputs if t.dim() and len(t)), unknown)
 
     def add_loose(self) -> None:
         """Give the parameters that belong to no layer the gradients of their uses."""

@@ -57,6 +57,8 @@ class Playback:
         self.from_outputs: bool | None = None  # whether all gradients come from the outputs, once that has been asked
         self._images = any(len(each.layer.weight_shape) == 4 for each in layers)  # whether there may be pooling
         self._modules = {each.module for each in layers}
+        # tensors that are plain attributes from the start; later ones may be states of the samples
+        self._held = [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)]
         self._loose = {each.weight: each for each in layers if isinstance(each.layer, Given)}
         self._with_buffers = [m for m in model.modules() if m._buffers]
 
@@ -78,6 +80,10 @@ class Playback:
             set_rng_state(current, recording.device)
             self._visitor = None
             Playback.replays -= 1
+
+    def _constants(self, recording: Recording) -> list[Tensor]:
+        """The tensors of the model that have no samples; without inputs they may be the samples themselves."""
+        return [*self.model.buffers(), *self._held] if recording.inputs else []
 
     def _has_loose(self, recording: Recording) -> bool:
         return bool(self._loose) and any(isinstance(record.layer, Given) for record in recording.layers)
@@ -208,7 +214,8 @@ class Playback:
         tape = Tape(recording)
         if self._has_loose(recording):
             samples = recording.batch_size * recording.group
-            tape.loose = Uses(self._loose, self._touching(tape), lambda: samples, kept=True)
+            constants = self._constants(recording)
+            tape.loose = Uses(self._loose, self._touching(tape), lambda: samples, constants=constants, kept=True)
         with torch.enable_grad(), self._all_passes(recording, tape, tape.loose or nullcontext()):
             tape.check(recording)
             yield tape

@@ -19,6 +19,11 @@ def true_loss(recording: Recording, outputs: list[Tensor] | None = None) -> floa
     return _total(recording, scalars, outputs)
 
 
+def beside_samples(recording: Recording) -> float:
+    """What the scalar outputs next to those of the samples, such as an auxiliary loss, are in the batch loss."""
+    return _total(recording, _scalars(recording)) if recording.used_outputs else 0.0
+
+
 def change_of_scalars(recording: Recording, outputs: list[Tensor]) -> float:
     """What the scalar outputs next to those of the samples add to the change of the batch loss, to first order."""
     scalars = _scalars(recording)

@@ -1,0 +1,120 @@
+"""The losses of the samples, from a recorded pass: at each output that a loss was computed from."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ddpnopt._checks import warn_user
+from ddpnopt.ddp.evidence import within_reach
+from ddpnopt.ddp.loss import AnyLoss, UnknownLoss
+from ddpnopt.ddp.recognise import Search, recognise
+from ddpnopt.errors import UncertainLossWarning
+from ddpnopt.linear.given import Given
+from ddpnopt.trace.recording import Recording
+from ddpnopt.trace.scalar_outputs import beside_samples, true_loss
+
+Losses = list[tuple[Tensor, AnyLoss]]
+"""The outputs that a loss was computed from, and that loss."""
+
+
+def outputs_with_gradient(recording: Recording) -> list[tuple[int, Tensor, Tensor]]:
+    """The outputs that the loss was computed from: (index, z, q), in the precision of the weights."""
+    dtype = recording.layers[0].parameters[0].dtype
+    found = []
+    for k in recording.used_outputs:
+        q = recording.gradient(k)
+        assert q is not None
+        found.append((k, recording.output(k).to(dtype), q.to(dtype)))
+    return found
+
+
+def recognised_losses(
+    recording: Recording,
+    mean: bool,
+    total: float | None = None,
+    value: float | None = None,
+    search: Search | None = None,
+) -> Losses:
+    """The losses at the outputs, or at the last layer if the model has computed the loss itself.
+
+    `total` is the value of the batch loss, where the user has handed it over, and `value` that of `recognise`; `search`
+    knows of earlier steps.
+    """
+    rare = search is None or search.is_due()
+    dtype = recording.layers[0].parameters[0].dtype
+    found = [(z, q, _narrow(recording.outputs[k], recording.q[k])) for k, z, q in outputs_with_gradient(recording)]
+    if not found:
+        layers = [record for record in recording.layers if not isinstance(record.layer, Given)]
+        last = (layers or recording.layers)[-1]
+        assert last.p_h is not None
+        total = true_loss(recording) if total is None else total
+        q = last.p_h.to(dtype)
+        if not layers:  # parameters that belong to no layer: nothing is known of what a sample's loss depends on
+            z = last.parameters[0].detach().flatten().expand_as(q)
+            level = total if total is not None and total > 0 else within_reach(z, q)
+            return [(z, UnknownLoss.adding_up_to(level, z, q))]
+        z = last.model_layer.output(last.input_in(dtype))
+        found = [(z, q, _narrow(last.p_h))]
+    elif total:  # the loss at the outputs of the samples is what the others leave; zero: it has no level
+        beside = beside_samples(recording)
+        total, value = total - beside, None if value is None else value - beside
+    if total is None or len(found) == 1:
+        scale = None if search is None or len(found) > 1 else search.scale
+        losses: Losses = [
+            (z, recognise(z, q, mean, total, narrow, value, rare=rare, scale=scale)) for z, q, narrow in found
+        ]
+    else:
+        losses = _shared_out(total, found, mean, rare)
+    if search is not None:
+        search.note([loss for _, loss in losses])
+    return losses
+
+
+def _shared_out(total: float, found: list[tuple[Tensor, Tensor, torch.dtype]], mean: bool, rare: bool) -> Losses:
+    """The losses at several outputs, which add up to `total`: those that are not recognised get what is left."""
+    losses: Losses = [(z, recognise(z, q, mean, None, narrow, rare=rare)) for z, q, narrow in found]
+    sums = [float(loss.per_sample(z).sum()) + loss.minimum() for z, loss in losses]
+    open_ = [k for k, (_, loss) in enumerate(losses) if not loss.certain]
+    rest = total - sum(value for k, value in enumerate(sums) if k not in open_)
+    guessed = sum(sums[k] for k in open_)
+    for k in open_:
+        z, q, narrow = found[k]
+        if rest <= 0 or len(open_) == 1:  # with nothing left they have no level
+            losses[k] = (z, recognise(z, q, mean, max(rest, 0.0), narrow, rare=rare))
+        elif guessed > 0:
+            losses[k] = (z, UnknownLoss.adding_up_to(rest * sums[k] / guessed, z, q))
+    return losses
+
+
+def _narrow(*tensors: Tensor | None) -> torch.dtype:
+    """The narrowest precision among tensors."""
+    found = {t.dtype for t in tensors if t is not None}
+    return found.pop() if len(found) == 1 else min(found, key=lambda dtype: -torch.finfo(dtype).eps)
+
+
+def per_sample(losses: Losses) -> Tensor:
+    """The contribution of each sample to the batch loss, above its minimum: (B,)."""
+    found = [loss.per_sample(z) for z, loss in losses]
+    return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+
+
+def kind_of(losses: Losses) -> str:
+    """The kinds of the losses, each once: "cross_entropy", "squared_error", "unknown", …"""
+    return " + ".join(dict.fromkeys(loss.kind for _, loss in losses))
+
+
+def are_certain(losses: Losses) -> bool:
+    """Whether neither the form nor the scale of any loss is a guess."""
+    return all(loss.certain for _, loss in losses)
+
+
+def warn_uncertain(losses: Losses) -> None:
+    """Warn that the loss is guessed, and say how to hand it over."""
+    kind = kind_of([(z, loss) for z, loss in losses if not loss.certain])
+    assumed = "a mean squared error over all elements" if kind == "squared_error" else f"the form '{kind}'"
+    warn_user(
+        f"The loss was not recognised for certain from its gradient at the outputs: {assumed} is assumed. Hand its "
+        "value over with opt.step(loss=loss), or use opt.step(closure).",
+        UncertainLossWarning,
+    )

@@ -1,0 +1,107 @@
+"""Which tensors have the samples, where parameters belong to no layer: told by the inputs, not by sizes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddpnopt import DDPNOpt, OpenLoopWarning
+
+B = 6
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+
+
+def train(opt: DDPNOpt, loss_of: Callable[[], Tensor], steps: int) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        opt.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    return losses
+
+
+class Masked(nn.Linear):
+    """A masked layer with as many outputs as there are samples; the mask is a buffer, or an attribute."""
+
+    def __init__(self, inputs: int, kind: str) -> None:
+        super().__init__(inputs, B)
+        mask = torch.ones(B, inputs).tril()
+        self.kind = kind
+        if kind == "attribute":
+            self.mask = mask
+        else:
+            self.register_buffer("mask", mask.T.contiguous() if kind == "transposed" else mask)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = self.mask.T[:B] if self.kind == "transposed" else self.mask
+        return F.linear(x, self.weight * mask, self.bias)
+
+
+@pytest.mark.parametrize("kind", ["buffer", "attribute", "transposed"])
+def test_a_mask_with_as_many_rows_as_the_batch_is_not_taken_for_samples(kind: str) -> None:
+    model = nn.Sequential(Masked(B, kind), nn.Tanh(), nn.Linear(B, 3))
+    x, y = torch.randn(B, B), torch.arange(B) % 3
+    wanted = []
+    for i in range(B):
+        model.zero_grad()
+        (F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]) / B).backward()
+        wanted.append(model[0].weight.grad.flatten().clone())
+    model.zero_grad()
+    opt = DDPNOpt(model)
+    F.cross_entropy(model(x), y).backward()
+    (recording,) = opt._capture.arrivals.take_all()
+    found = {record.name: record.p_h for record in recording.layers}
+    torch.testing.assert_close(found["0.weight"], torch.stack(wanted))
+
+
+class Blobs(nn.Module):
+    """Parameters alone: there is no input, and so there are no samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at, self.height = nn.Parameter(torch.rand(5)), nn.Parameter(torch.full((5,), 0.1))
+
+    def forward(self) -> Tensor:
+        x = torch.linspace(0, 1, 16)[None]
+        return (self.height[:, None] * torch.exp(-30 * (x - self.at[:, None]).square())).sum(0)
+
+
+def test_a_model_without_inputs_is_trained_without_feedback_and_says_so() -> None:
+    model, wanted = Blobs(), torch.sin(3 * torch.linspace(0, 1, 16))
+    opt = DDPNOpt(model)
+    with pytest.warns(OpenLoopWarning, match="at, height"):
+        losses = train(opt, lambda: F.mse_loss(model(), wanted), 150)
+    assert losses[-1] < 0.05 * losses[0]
+    assert opt.report.open_loop == ["at", "height"]
+
+
+class Regression(nn.Module):
+    """Bare parameters, and the loss inside the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.b = nn.Parameter(torch.zeros(4, 1)), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (x @ self.w + self.b - y).square().mean()
+
+
+def test_bare_parameters_in_a_model_that_returns_its_loss_are_trained_with_feedback() -> None:
+    x = torch.randn(32, 4)
+    y = x @ torch.randn(4, 1) + 2
+    model = Regression()
+    opt = DDPNOpt(model)
+    losses = train(opt, lambda: model(x, y), 60)
+    assert losses[-1] < 1e-3 * losses[0]
+    assert opt.report.open_loop == []
