@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "_step_length": [*BASE, "linear", "ddp"],
     "_troubles": BASE,
     "_capture_of": ["trace"],
-    "_collect": [*BASE, "linear", "trace", "_losses", "_value"],
+    "_collect": [*BASE, "linear", "ddp", "trace", "_losses", "_value"],
     "_step": [
         *BASE, "linear", "curvature", "ddp", "trace", "_parameters", "_losses", "_value", "_step_length", "_collect",
         "_troubles",
@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "logging": [*BASE, "optimizer"],
     "control": ["errors", "_checks"],
 }  # fmt: skip
-SEE_DDP_AND_TRACE = {"_parameters", "_losses", "_value", "_step", "_derivative_step", "optimizer"}
+SEE_DDP_AND_TRACE = {"_parameters", "_losses", "_value", "_collect", "_step", "_derivative_step", "optimizer"}
 
 
 def room(path: Path) -> str:

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ddpnopt._checks import listed
-from ddpnopt._losses import Losses, are_certain
-from ddpnopt._value import Passes, ValueForm, belong_together
+from ddpnopt._losses import Losses, are_certain, recognised_losses
+from ddpnopt._value import Passes, ValueForm
+from ddpnopt.ddp.recognise import Search
 from ddpnopt.linear.given import Given
 from ddpnopt.trace.derivatives import leave_noted
 from ddpnopt.trace.hooks import Capture
 from ddpnopt.trace.layer_uses import even_out
 from ddpnopt.trace.micro_batches import MicroBatches, join
-from ddpnopt.trace.passes import as_one, by_backward_pass, leave_to_base
+from ddpnopt.trace.passes import are_linked, as_one, by_backward_pass, leave_to_base, may_be_one, take_same_path
 from ddpnopt.trace.recording import Recording
+from ddpnopt.trace.scalar_outputs import true_loss
 
 if TYPE_CHECKING:
     from ddpnopt.optimizer import DDPNOpt
@@ -27,13 +29,12 @@ OUTSIDE = (
 )
 
 
-def one_recording(
-    capture: Capture, form: ValueForm, *, feedback: bool, alone: bool = True
-) -> tuple[Recording | None, Passes]:
+def one_recording(opt: DDPNOpt, *, alone: bool = True) -> tuple[Recording | None, Passes]:
     """All passes as one: those of one backward pass that belong together, and the others as micro-batches.
 
     Without layers, or None, if the loss contains derivatives of the model. `alone`: this process has the whole batch.
     """
+    capture, form, feedback = opt._capture, opt.form, opt.feedback
     arrivals = capture.arrivals
     capture.arrangement.groups = form.scale_free and alone  # the shares of several processes count samples, not groups
     if feedback and arrivals.differentiated:
@@ -47,11 +48,28 @@ def one_recording(
     recordings = [
         one
         for group in by_backward_pass(recordings)
-        for one in ([as_one(group)] if belong_together(group, form) else group)
+        for one in ([as_one(group)] if _belong_together(group, form, opt._pass_search) else group)
     ]
     if len(recordings) > 1:
         return join(recordings), MicroBatches(capture)
     return recordings[0], capture
+
+
+def _belong_together(recordings: list[Recording], form: ValueForm, search: Search) -> bool:
+    """Whether forward passes before one backward pass have the same training examples.
+
+    They are separate samples if each has a loss of its own, which is recognised for certain, or if their sizes differ.
+    `search` knows of the losses of such passes in earlier steps.
+    """
+    if len(recordings) < 2 or form.value == "full" or not may_be_one(recordings):
+        return False
+    if are_linked(recordings) or not take_same_path(recordings):
+        return True
+    return not all(
+        true_loss(one) is not None
+        or (one.used_outputs and are_certain(recognised_losses(one, form.mean, search=search)))
+        for one in recordings
+    )
 
 
 def ran_unseen(opt: DDPNOpt) -> bool:

@@ -119,7 +119,7 @@ class Step:
         self._gradient_sum = finite_sum([g for g in gradients if g is not None])
 
     def _take(self) -> tuple[Recording | None, Passes]:
-        return one_recording(self.opt._capture, self.opt.form, feedback=self.opt.feedback, alone=self.group is None)
+        return one_recording(self.opt, alone=self.group is None)
 
     # -- agree -------------------------------------------------------------------------------------------------------
 

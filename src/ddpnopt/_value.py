@@ -10,19 +10,16 @@ from torch import Tensor, nn
 
 from ddpnopt._checks import require
 from ddpnopt._distributed import ALONE, Peers
-from ddpnopt._losses import are_certain, outputs_with_gradient, per_sample, recognised_losses
+from ddpnopt._losses import outputs_with_gradient, per_sample, recognised_losses
 from ddpnopt.ddp import terminal as terminals
 from ddpnopt.ddp.loss import sqrt_curvature
-from ddpnopt.ddp.recognise import Search
 from ddpnopt.ddp.segment import JointSegment, Pullback, Segment
 from ddpnopt.ddp.stage import Displacement
 from ddpnopt.ddp.value import Batch, Blocks, Factored, Full, Outer, ScaleFree, ValueFunction
 from ddpnopt.ddp.value.blocks import LARGEST
 from ddpnopt.errors import ModelError, OptionError
-from ddpnopt.trace.passes import are_linked, may_be_one, take_same_path
 from ddpnopt.trace.recording import Recording
 from ddpnopt.trace.replay import AtLayer
-from ddpnopt.trace.scalar_outputs import true_loss
 from ddpnopt.trace.visitors import Probe
 
 VALUES = ("batch", "outer", "full")
@@ -57,7 +54,6 @@ class ValueForm:
     vxx_power: int | None = None  # of 1 / B in V_xx; None leaves each terminal curvature as it is
     dof: float = 1.0  # of value="batch"
     scale_free: bool = False  # value="batch" without a learning rate
-    pass_search: Search = field(default_factory=Search, init=False, compare=False)  # for losses of single passes
     along_gradient: bool = field(init=False)  # whether the terminal curvature has rank one, along the gradient
 
     def __post_init__(self) -> None:
@@ -228,19 +224,3 @@ def single_output(recording: Recording) -> tuple[int, Tensor, Tensor]:
             f"there are {len(found)}. Use terminal='sqrt' or 'gn', which do not use the outputs."
         )
     return found[0]
-
-
-def belong_together(recordings: list[Recording], form: ValueForm) -> bool:
-    """Whether forward passes before one backward pass have the same training examples.
-
-    They are separate samples if each has a loss of its own, which is recognised for certain, or if their sizes differ.
-    """
-    if len(recordings) < 2 or form.value == "full" or not may_be_one(recordings):
-        return False
-    if are_linked(recordings) or not take_same_path(recordings):
-        return True
-    return not all(
-        true_loss(one) is not None
-        or (one.used_outputs and are_certain(recognised_losses(one, form.mean, search=form.pass_search)))
-        for one in recordings
-    )

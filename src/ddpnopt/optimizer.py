@@ -182,7 +182,8 @@ class DDPNOpt(HookedOptimizer):
         self.report, self._troubles = Report(), Troubles()
         self.steps, self.samples = 0, 0  # taken and seen so far
         self._length, self._distance, self._trust = StepLength(), Distance(), Trust()  # without a learning rate
-        self._uses_losses, self._search = diagnostics or self.form.uses_losses, Search()
+        self._uses_losses = diagnostics or self.form.uses_losses
+        self._search, self._pass_search = Search(), Search()  # for losses, of single passes as well
         self._chains: dict[tuple[Any, ...], bool] = {}  # whether a sequence of layers is a chain, by signature
         self._averaging = Averaging() if (value == "batch" and feedback if average is None else average) else None
 

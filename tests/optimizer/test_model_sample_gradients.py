@@ -116,7 +116,7 @@ def test_the_gradient_of_each_sample_is_that_of_autograd(name: str) -> None:
     opt = DDPNOpt(model)
     F.cross_entropy(model(x), y).backward()
     with torch.no_grad():
-        recording, _ = one_recording(opt._capture, opt.form, feedback=True)
+        recording, _ = one_recording(opt)
     assert recording is not None
     for i, expected in enumerate(wanted):
         found = {p: torch.zeros_like(p) for p in parameters}

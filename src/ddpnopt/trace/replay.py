@@ -78,6 +78,8 @@ class Playback:
                 yield
         finally:
             set_rng_state(current, recording.device)
+            if visitor is not None:
+                visitor.restore()
             self._visitor = None
             Playback.replays -= 1
 

@@ -63,6 +63,12 @@ class Visitor:
         t = self.index.get(id(layer), -1)
         return t, None if t < 0 else self.uses[t].get(self.calls[t] - 1)
 
+    def restore(self) -> None:
+        """Give a norm whose forward is replaced its own again, also after an error in it."""
+        if self.replaced is not None:
+            del self.replaced.module.forward
+            self.replaced = None
+
     def _outside(
         self, call: Callable[[int, Tensor], None], t: int, value: Tensor, read_by: ModelLayer | None = None
     ) -> Tensor:
@@ -79,8 +85,7 @@ class Visitor:
     def after(self, layer: ModelLayer, h: Tensor | None) -> Tensor | None:
         """Called with the output of a layer; may return a replacement."""
         if self.replaced is layer:
-            del layer.module.forward
-            self.replaced = None
+            self.restore()
         t, use = self.inside(layer)
         if use == 0 and h is not None:
             self.visited.add(t)
