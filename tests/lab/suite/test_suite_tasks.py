@@ -78,12 +78,10 @@ def test_building_does_not_touch_the_global_generator(task: SuiteTask) -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_every_family_has_open_and_sealed_tasks() -> None:
-    assert len(open_tasks()) >= 72
-    assert len(sealed_tasks()) >= 24
-    assert len(sealed_tasks()) + len(open_tasks()) == len(TASKS)
+def test_every_family_has_several_open_tasks_and_sealed_ones_come_from_all_families() -> None:
     families = {task.family for task in TASKS.values()}
+    assert len(open_tasks()) >= 72
     assert len(families) == 14
     for family in families:
-        members = [task for task in TASKS.values() if task.family == family]
-        assert {task.sealed for task in members} == {True, False}
+        assert sum(task.family == family for task in open_tasks()) >= 2
+    assert {task.family for task in sealed_tasks()} in (set(), families)

@@ -13,7 +13,7 @@ from ddpnopt.lab.suite.fully_connected import dense
 from ddpnopt.lab.suite.task import Batch, Setup, suite_task
 
 
-@suite_task("batch size", "absolute error", "lower", steps=2000, batch_size=1, sealed=True)
+@suite_task("batch size", "absolute error", "lower", steps=2000, batch_size=1)
 def batch_of_one() -> Setup:
     """Sensor readings one at a time, some far off: the loss is the logarithm of the error's hyperbolic cosine."""
     source = generator(140)
@@ -49,7 +49,7 @@ class TwoHeads(nn.Module):
         return self.price(h)[:, 0], self.kind(h)
 
 
-@suite_task("batch size", "relative error", "lower", steps=400, batch_size=1024, sealed=True)
+@suite_task("batch size", "relative error", "lower", steps=400, batch_size=1024)
 def batch_of_1024_two_scales() -> Setup:
     """Prices about their mean and one of five kinds, squared error plus cross-entropy: the first is far larger.
 

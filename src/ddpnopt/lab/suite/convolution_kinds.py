@@ -65,7 +65,7 @@ class WaveNet(nn.Module):
         return self.head(F.relu(self.hidden(F.relu(total))))
 
 
-@suite_task("convolutional", "nats", "lower", steps=300, batch_size=16, sealed=True)
+@suite_task("convolutional", "nats", "lower", steps=300, batch_size=16)
 def wavenet_series() -> Setup:
     """The next level of a chaotic series."""
 
@@ -106,7 +106,7 @@ def textures(number: int = 3600, size: int = 14, classes: int = 9) -> Splits:
     return split((x[:, None], label), 500, 800)
 
 
-@suite_task("convolutional", "accuracy %", "higher", steps=250, batch_size=32, sealed=True)
+@suite_task("convolutional", "accuracy %", "higher", steps=250, batch_size=32)
 def inception_textures() -> Setup:
     """Which of nine textures: two inception blocks with instance norm."""
     model = nn.Sequential(
@@ -154,7 +154,7 @@ def shape_before_shape(number: int = 4200, size: int = 14) -> Splits:
     return split(((light + 0.2 * torch.randn(number, size, size, generator=source))[:, None], label), 500, 800)
 
 
-@suite_task("residual", "accuracy %", "higher", steps=300, batch_size=32, sealed=True)
+@suite_task("residual", "accuracy %", "higher", steps=300, batch_size=32)
 def resnext_mixup() -> Setup:
     """Grouped convolutions with batch norm; pictures and labels of a batch are mixed in pairs (mixup)."""
 

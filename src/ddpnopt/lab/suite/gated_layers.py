@@ -28,7 +28,7 @@ class SwiGLU(nn.Module):
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
-@suite_task("fully connected", "accuracy %", "higher", steps=500, batch_size=80, sealed=True)
+@suite_task("fully connected", "accuracy %", "higher", steps=500, batch_size=80)
 def swiglu_table() -> Setup:
     """Six classes of three clusters each in a table of 24 columns, of which 12 matter, in three gated blocks."""
     x, y = make_classification(
@@ -48,7 +48,7 @@ def unrolled(number: int = 3500) -> Splits:
     return split((points / 8 @ turn[:3] + 0.01 * torch.randn(number, 8, generator=source), place), 500, 800)
 
 
-@suite_task("plain deep", "squared error", "lower", steps=600, batch_size=64, sealed=True)
+@suite_task("plain deep", "squared error", "lower", steps=600, batch_size=64)
 def deep_weight_norm_9() -> Setup:
     """Nine layers of leaky ReLU whose weights have length and direction apart: unroll a sheet."""
     layers: list[nn.Module] = [weight_norm(nn.Linear(8, 48)), nn.LeakyReLU(0.1)]
@@ -72,7 +72,7 @@ class Highway(nn.Module):
         return gate * torch.relu(self.new(x)) + (1 - gate) * x
 
 
-@suite_task("residual", "accuracy %", "higher", steps=400, batch_size=50, sealed=True)
+@suite_task("residual", "accuracy %", "higher", steps=400, batch_size=50)
 def highway_12() -> Setup:
     """Noisy digits through twelve highway layers."""
     model = nn.Sequential(nn.Linear(64, 40), *[Highway(40) for _ in range(12)], nn.Linear(40, 10))

@@ -52,7 +52,7 @@ class Reader(nn.Module):
         return self.head(z.mean(1))
 
 
-@suite_task("patches", "accuracy %", "higher", steps=450, batch_size=32, sealed=True)
+@suite_task("patches", "accuracy %", "higher", steps=450, batch_size=32)
 def perceiver_pixels() -> Setup:
     """Digits of which more than a third of the pixels is not seen."""
     return classifier(Reader(9, 10), glimpses())

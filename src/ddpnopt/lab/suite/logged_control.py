@@ -16,7 +16,7 @@ from ddpnopt.lab.suite.task import Batch, Setup, Splits, suite_task
 CLIP = 0.2
 
 
-@suite_task("reinforcement", "reward %", "higher", steps=400, batch_size=64, sealed=True)
+@suite_task("reinforcement", "reward %", "higher", steps=400, batch_size=64)
 def clipped_surrogate() -> Setup:
     """PPO's clipped surrogate: digits are to be named, the log is of a policy that is often wrong."""
     splits = flat_digits(0.3)
@@ -94,7 +94,7 @@ class GaussianPolicy(nn.Module):
         return mean, F.softplus(spread) + 0.05
 
 
-@suite_task("reinforcement", "height %", "higher", steps=800, batch_size=64, sealed=True)
+@suite_task("reinforcement", "height %", "higher", steps=800, batch_size=64)
 def cloned_controller() -> Setup:
     """A controller that swings a pendulum up is copied from its noisy actions by their likelihood, and then let act."""
     source = generator(144)

@@ -51,7 +51,7 @@ class DepthNet(nn.Module):
         return self.out(fine + F.interpolate(self.coarse(fine), scale_factor=2.0, mode="bilinear"))
 
 
-@suite_task("dense prediction", "absolute error", "lower", steps=300, batch_size=20, sealed=True)
+@suite_task("dense prediction", "absolute error", "lower", steps=300, batch_size=20)
 def depth_from_shading() -> Setup:
     """The height of hills from their light, with the absolute error; chance is the median of the training data."""
 
@@ -103,7 +103,7 @@ def centres_found(model: nn.Module, data: Batch) -> float:
     return 100 * found.sum().item() / centre.sum().item()
 
 
-@suite_task("dense prediction", "recall %", "higher", steps=300, batch_size=25, sealed=True)
+@suite_task("dense prediction", "recall %", "higher", steps=300, batch_size=25)
 def focal_centres() -> Setup:
     """Where the crosses are and not the dots: a heat map with the focal loss; most of it is ground."""
     out = nn.Conv2d(24, 1, 1)

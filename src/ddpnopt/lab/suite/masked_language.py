@@ -62,7 +62,7 @@ class MaskedModel(nn.Module):
         return self.head(self.norm(self.blocks(self.words(tokens) + self.places)))
 
 
-@suite_task("tokens", "nats", "lower", steps=400, batch_size=32, sealed=True)
+@suite_task("tokens", "nats", "lower", steps=400, batch_size=32)
 def masked_words() -> Setup:
     """A fifth of the words of a sentence is hidden, others each time; chance is their frequencies."""
 

@@ -26,7 +26,7 @@ class OrdinalNet(nn.Module):
         return self.score(x) + self.thresholds
 
 
-@suite_task("labels", "absolute error", "lower", steps=400, batch_size=50, sealed=True)
+@suite_task("labels", "absolute error", "lower", steps=400, batch_size=50)
 def ordinal_grades() -> Setup:
     """Six unequal grades of an alternating-current circuit (Friedman's second function); by how many grades it errs."""
     x, y = make_friedman2(4000, noise=60.0, random_state=137)
@@ -71,7 +71,7 @@ def normalised_gain(score: Tensor, relevance: Tensor) -> float:
     return 100 * (discounted_gain(score, relevance) / best)[best > 0].double().mean().item()
 
 
-@suite_task("labels", "NDCG %", "higher", steps=400, batch_size=16, sealed=True)
+@suite_task("labels", "NDCG %", "higher", steps=400, batch_size=16)
 def listwise_ranking() -> Setup:
     """Scores of the documents of a query, whose softmax is to be that of their relevance (ListNet)."""
 
@@ -100,7 +100,7 @@ def long_tail(splits: Splits) -> Splits:
     return Splits((x[rows], y[rows]), splits.validation, splits.test)
 
 
-@suite_task("labels", "accuracy %", "higher", steps=400, batch_size=32, sealed=True)
+@suite_task("labels", "accuracy %", "higher", steps=400, batch_size=32)
 def long_tailed_digits() -> Setup:
     """Frequent and rare digits weighted by the root of their frequency; the held-out ones are equally frequent."""
     splits = long_tail(scattered_digits(10, 0.15, 4))

@@ -71,7 +71,7 @@ def prose(stride: int = 9) -> tuple[Splits, float]:
     return splits, nats(trained_on_code(), splits.test)
 
 
-@suite_task("tokens", "nats", "lower", steps=300, batch_size=16, sealed=True)
+@suite_task("tokens", "nats", "lower", steps=300, batch_size=16)
 def low_rank_adapters() -> Setup:
     """From code to prose: a character model keeps its weights and learns adapters of rank four; chance is without."""
     splits, chance = prose()
@@ -101,7 +101,7 @@ def turned(splits: Splits, labelled: int) -> Splits:
     return Splits((x[:labelled], y[:labelled]), prepared(splits.validation), prepared(splits.test))
 
 
-@suite_task("convolutional", "accuracy %", "higher", steps=250, batch_size=32, sealed=True)
+@suite_task("convolutional", "accuracy %", "higher", steps=250, batch_size=32)
 def fine_tuned_cnn() -> Setup:
     """All weights of a trained classifier go on with a new head: other classes of turned negatives."""
     model = copy.deepcopy(trained_on_upright())

@@ -60,7 +60,7 @@ class Rewriter(nn.Module):
         return self.head(torch.cat([states, attention @ read], 2))
 
 
-@suite_task("recurrent", "accuracy %", "higher", steps=300, batch_size=32, sealed=True)
+@suite_task("recurrent", "accuracy %", "higher", steps=300, batch_size=32)
 def date_rewriting() -> Setup:
     """Dates of several forms into one, teacher forcing; the share of right symbols, each after the right ones."""
     splits = dates()
@@ -118,7 +118,7 @@ def read_off(found: Tensor) -> list[int]:
     return [int(k) for k in found.unique_consecutive() if k != BLANK]
 
 
-@suite_task("recurrent", "accuracy %", "higher", steps=500, batch_size=32, sealed=True)
+@suite_task("recurrent", "accuracy %", "higher", steps=500, batch_size=32)
 def digit_strips_ctc() -> Setup:
     """Which three digits a strip shows, without being told where they are (CTC); the share of places that are right."""
 
@@ -194,7 +194,7 @@ def driven_tank(number: int = 1500, length: int = 80) -> Splits:
     return split((torch.stack([pump, leak], 2), noisy[..., None]), 200, 300)
 
 
-@suite_task("recurrent", "squared error", "lower", steps=300, batch_size=20, sealed=True)
+@suite_task("recurrent", "squared error", "lower", steps=300, batch_size=20)
 def state_space_tanks() -> Setup:
     """The level of a tank over time from what drives it."""
     splits = driven_tank()

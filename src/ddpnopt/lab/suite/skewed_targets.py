@@ -43,7 +43,7 @@ def gamma_deviance(log_mean: Tensor, y: Tensor) -> Tensor:
     return 2 * (ratio.exp() - 1 - ratio).mean()
 
 
-@suite_task("regression", "deviance", "lower", steps=900, batch_size=100, sealed=True)
+@suite_task("regression", "deviance", "lower", steps=900, batch_size=100)
 def gamma_claims() -> Setup:
     """The cost of claims by the gamma likelihood with a logarithmic link."""
 
@@ -79,7 +79,7 @@ def mixture_nats(outputs: Tensor, y: Tensor, parts: int) -> Tensor:
     return -logs.logsumexp(1).mean()
 
 
-@suite_task("regression", "nats", "lower", steps=600, batch_size=64, sealed=True)
+@suite_task("regression", "nats", "lower", steps=600, batch_size=64)
 def mixture_density() -> Setup:
     """The angles of an arm from the place of its hand, as a mixture of four; chance is one Gaussian for all."""
     splits = robot_arm()

@@ -42,7 +42,7 @@ class SkipGram(nn.Module):
         return (self.around(others) @ self.centre(word)[:, :, None])[:, :, 0]
 
 
-@suite_task("embeddings", "nats", "lower", steps=900, batch_size=256, sealed=True)
+@suite_task("embeddings", "nats", "lower", steps=900, batch_size=256)
 def skip_grams() -> Setup:
     """Neighbours of a word against five words at random (word2vec); chance is to know nothing of the words."""
     splits, often = neighbours()
@@ -93,7 +93,7 @@ def reciprocal_rank(model: nn.Module, data: Batch) -> float:
     return 100 * (1 / place.double()).mean().item()
 
 
-@suite_task("embeddings", "reciprocal rank %", "higher", steps=900, batch_size=64, sealed=True)
+@suite_task("embeddings", "reciprocal rank %", "higher", steps=900, batch_size=64)
 def knowledge_graph() -> Setup:
     """Facts that are missing from a graph of 150 things and six relations; chance is a random order."""
 
