@@ -37,7 +37,8 @@ def figure(name: str) -> str:
     kind, _, rest = name.partition(" ")
     known = {
         "suite": suite,
-        "sealed": partial(suite, sealed=True),
+        "sealed": partial(suite, kinds=("True",)),
+        "all": partial(suite, kinds=("False", "True")),
         "accuracy": accuracy,
         "grid": grid,
         "speed": speed,
@@ -49,11 +50,14 @@ def figure(name: str) -> str:
     return known[kind](*rest.split(" / "))
 
 
-def suite(method: str, what: str = "", *, sealed: bool = False) -> str:
-    """`suite ddpnopt / ahead`: on how many open tasks; also not behind, tasks, seeds, reached, time, cheaper."""
+def suite(method: str, what: str = "", *, kinds: tuple[str, ...] = ("False",)) -> str:
+    """`suite ddpnopt ahead`: on how many open tasks; also not behind, tasks, seeds, reached, time, best, names ahead.
+
+    `sealed ddpnopt ahead` is about the sealed tasks and `all ddpnopt ahead` about both kinds.
+    """
     if not what:
         method, _, what = method.partition(" ")
-    mine = [row for row in rows("suite/suite.csv") if row["method"] == method and row["sealed"] == str(sealed)]
+    mine = [row for row in rows("suite/suite.csv") if row["method"] == method and row["sealed"] in kinds]
     ratios = [float(row["time_ratio"]) for row in mine if row["time_ratio"] not in ("", "inf", "nan")]
     counts = {
         verdict: sum(row["verdict"] == verdict for row in mine) for verdict in ("ahead", "level", "behind", "collapsed")
