@@ -74,8 +74,8 @@ class OwnProblem:
             )
         if not bool(torch.isfinite(found)) and (fault := fault_of(batch)) and not self._diverged():
             raise TaskError(
-                f"`batches` gave a batch that {fault}{place(self.task.batches)}, and the loss of it is {found.item():g}: "
-                "mend or leave out such data."
+                f"`batches` gave a batch that {fault}{place(self.task.batches)}, so that its loss is "
+                f"{found.item():g}: mend or leave out such data."
             )
         return found.reshape(())
 
