@@ -13,7 +13,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-_OUTSIDE = re.compile(r"\((?P<up>(?:\.\./)*)\.\./(?P<path>results/[^)\s]+\.(?:svg|html))\)")
+_OUTSIDE = re.compile(r"\((?P<up>(?:\.\./)*)\.\./(?P<path>results/[^)\s]+\.(?:svg|html))(?P<part>#[\w-]+)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -28,4 +28,4 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """The folder of results is one level higher in the site than in the repository."""
-    return _OUTSIDE.sub(r"(\g<up>\g<path>)", markdown)
+    return _OUTSIDE.sub(lambda found: f"({found['up']}{found['path']}{found['part'] or ''})", markdown)

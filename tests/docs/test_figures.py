@@ -38,6 +38,13 @@ def test_every_marked_figure_is_that_of_the_results(page: Path) -> None:
     assert wrong == [], "`python docs/figures.py` writes the figures of the results into the pages"
 
 
+@pytest.mark.parametrize("page", MARKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_line_begins_with_a_mark(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    broken = [number for number, line in enumerate(lines, start=1) if line.lstrip().startswith("<!--= ")]
+    assert broken == [], "Markdown ends the paragraph there: a comment at the start of a line is a block of its own"
+
+
 def test_readme_and_the_page_of_results_have_marked_figures() -> None:
     assert {ROOT / "README.md", ROOT / "docs" / "results.md"} <= set(MARKED)
     assert all(len(list(figures.marks(page))) >= 8 for page in MARKED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class ExperimentError(ValueError):
@@ -13,7 +14,10 @@ class UnknownNameError(ExperimentError):
     """A data set, network or method that does not exist."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"unknown {kind} {name!r}; known: {', '.join(known)}")
+        names = list(known)
+        meant = get_close_matches(name, names, n=1)
+        hint = f"did you mean {meant[0]!r}? " if meant else ""
+        super().__init__(f"unknown {kind} {name!r}; {hint}known: {', '.join(names)}")
 
 
 class DataError(ExperimentError):

@@ -12,7 +12,7 @@ from algoperf import spec
 
 from ddpnopt import DDPNOpt
 
-# The linear algebra of a step is cubic in the batch size: these are sizes at which it does not dominate.
+# With several devices the linear algebra of a step is cubic in the batch size: at these sizes it does not dominate.
 BATCH_SIZES = {
     "criteo1tb": 2048,
     "fastmri": 32,

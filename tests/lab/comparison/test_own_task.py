@@ -126,6 +126,12 @@ def test_an_interrupted_comparison_goes_on_with_the_run_that_was_missing(file: P
             ("`loss` is nan for the first batch", "before any step"),
         ),
         (
+            "yield x[rows], y[rows]",
+            "yield x[rows] * float('nan'), y[rows]",
+            ("`batches` gave a batch that holds a NaN", "in its tensor 1 of shape (50, 20)", "my_task.py, line"),
+        ),
+        ("yield x[rows], y[rows]", "yield x[rows[:0]], y[rows[:0]]", ("gave a batch that is empty", "shape (0, 20)")),
+        (
             "cross_entropy(model(inputs), labels)",
             "cross_entropy(model(inputs).detach(), labels)",
             ("does not depend on the weights",),
@@ -183,6 +189,18 @@ def test_an_error_in_the_middle_of_a_run_is_told_with_its_line(file: Path) -> No
     assert_told_in_the_end(result, "AssertionError", "assert len(count) < 9")
 
 
+def test_a_nan_in_a_later_batch_is_told_and_not_taken_for_divergence(file: Path) -> None:
+    edited(
+        file,
+        "    for rows in torch.randperm(1000, generator=generator).split(50):\n        yield x[rows], y[rows]",
+        "    for n, rows in enumerate(torch.randperm(1000, generator=generator).split(50)):\n"
+        "        yield x[rows] / (0 if n == 3 else 1) * 0, y[rows]",
+    )
+    result = run(file, "--methods", "adam@0.01")
+    assert result.exit_code == 2
+    assert "`batches` gave a batch that holds a NaN" in result.stderr.splitlines()[-1]
+
+
 def assert_told_in_the_end(result: Result, *words: str) -> None:
     assert result.exit_code == 2
     last = result.stderr.splitlines()[-1]
@@ -195,6 +213,7 @@ def assert_told_in_the_end(result: Result, *words: str) -> None:
     ("options", "word"),
     [
         (("--methods", "lion"), "unknown method 'lion'"),
+        (("--methods", "ddpnop"), "did you mean 'ddpnopt'?"),
         (("--epochs", "3"), "--epochs belongs to a data set"),
         (("--methods", "adam@fast"), "learning rate"),
     ],

@@ -190,6 +190,9 @@ def test_the_command_writes_tables_and_picture_and_goes_on_where_it_was(
     shown = frame[(frame["task"] == "wine") & (frame["method"] == "schedule-free")].iloc[0]
     assert shown["mean"] == pytest.approx(sum(tests) / 2)
     assert (tmp_path / "profile.svg").read_text().count("DDPNOpt") == 1
+    bars = (tmp_path / "verdicts.svg").read_text()
+    assert all(text in bars for text in ("DDPNOpt (2 tasks)", "SF-AdamW (2 tasks)"))
+    assert "Adam, best of 5 (" not in bars, "it is the one that the others are compared with"
     bench = read_bench(tmp_path, "Many small tasks")
     assert [part.title for part in bench.parts][:3] == ["Summary", "Open tasks", "Sealed tasks"]
     assert bench.images[0].source is not None

@@ -14,7 +14,8 @@ from ddpnopt.lab.cli.view import view
 
 app = typer.Typer(
     name="ddpnopt",
-    help="Differential dynamic programming as a PyTorch optimizer: comparisons and data sets.",
+    help="DDPNOpt, a PyTorch optimizer without a learning rate: compare it on your own task, look at a training, "
+    "repeat the experiments.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

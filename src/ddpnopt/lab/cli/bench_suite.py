@@ -102,7 +102,7 @@ def _discard_outdated(runs: Sequence[RunConfig], path: Path) -> None:
 def _show(
     tasks: Sequence[SuiteRunTask], methods: Sequence[Entrant], outcomes: dict[RunConfig, Outcome], seeds: int, out: Path
 ) -> None:
-    from ddpnopt.lab.suite import profile_figure, report
+    from ddpnopt.lab.suite import profile_figure, report, verdict_figure
     from ddpnopt.lab.suite.comparison import compare
     from ddpnopt.lab.timing.machine import heading
 
@@ -111,6 +111,8 @@ def _show(
         raise ExperimentError("there are no results to show")
     saved = report.write(results, methods, out, heading())
     saved += profile_figure.draw(results, methods, out / "profile")
+    if judged := verdict_figure.verdicts(results, methods):
+        saved += verdict_figure.draw(judged, out / "verdicts")
     screen = console()
     if not screen.is_terminal:
         screen.width = report.WIDE + 20 * len(methods)  # a file has room

@@ -21,7 +21,7 @@ DatasetName = Annotated[
 ]
 DataDir = Annotated[
     Path | None,
-    typer.Option(help="Folder with <name>/train.parquet and test.parquet; else DDPNOPT_DATA, else the hub."),
+    typer.Option(help="Folder with <name>/train.parquet and test.parquet; else DDPNOPT_DATA, else Hugging Face."),
 ]
 NetworkName = Annotated[
     str | None,

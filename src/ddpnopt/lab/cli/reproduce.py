@@ -26,7 +26,14 @@ LOG_EVERY = 20
 
 @one_line_errors
 def reproduce(
-    names: Annotated[list[str], typer.Argument(metavar="ITEM...", help="Names of items, or all.", show_default=False)],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ITEM...",
+            help="Such as toy, table3 or fig-grid, or all; an unknown name lists them.",
+            show_default=False,
+        ),
+    ],
     quick: Annotated[bool, typer.Option("--quick", help="Few seeds and short runs: to see that it works.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the runs, tables and pictures.")] = Path("results"),
     jobs: Annotated[int, typer.Option(min=1, help="Processes at once, one torch thread each.")] = 1,

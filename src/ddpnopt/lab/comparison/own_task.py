@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddpnopt.lab.comparison.user_code import called, place, returned
+from ddpnopt.lab.comparison.user_code import called, fault_of, place, returned
 from ddpnopt.lab.errors import TaskError
 from ddpnopt.lab.runs.outcome import TrainingRecord
 from ddpnopt.lab.runs.task import Evaluation
@@ -71,6 +71,11 @@ class OwnProblem:
         if found.numel() != 1:
             raise returned(
                 "loss", self.task.loss, found, "a tensor with one number, such as the mean over the batch: try .mean()"
+            )
+        if not bool(torch.isfinite(found)) and (fault := fault_of(batch)) and not self._diverged():
+            raise TaskError(
+                f"`batches` gave a batch that {fault}{place(self.task.batches)}, so that its loss is "
+                f"{found.item():g}: mend or leave out such data."
             )
         return found.reshape(())
 

@@ -60,6 +60,30 @@ def place(source: object) -> str:
     return f" ({Path(code.co_filename).name}, line {code.co_firstlineno})" if code is not None else ""
 
 
+def fault_of(batch: object) -> str:
+    """What makes any loss of a batch a NaN: no samples, or a NaN in it; nothing where it is sound.
+
+    Infinities are not looked for: masks of attention have them.
+    """
+    for number, part in enumerate(_tensors(batch), start=1):
+        if part.numel() == 0:
+            return f"is empty: its tensor {number} has the shape {tuple(part.shape)}"
+        if part.is_floating_point() and bool(part.isnan().any()):
+            return f"holds a NaN, in its tensor {number} of shape {tuple(part.shape)}"
+    return ""
+
+
+def _tensors(batch: object) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for part in batch.values():
+            yield from _tensors(part)
+    elif isinstance(batch, list | tuple):
+        for part in batch:
+            yield from _tensors(part)
+
+
 def _line_of(failed: Exception, source: object) -> str:
     """The innermost line in the file of the function, where the user can change something."""
     code = getattr(source, "__code__", None)
