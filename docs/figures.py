@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -50,7 +50,10 @@ def figure(name: str) -> str:
 
 
 def suite(method: str, what: str = "", *, path: str = "suite/suite.csv") -> str:
-    """`suite ddpnopt / ahead`: on how many tasks; also not behind, tasks, seeds, reached, time, cheaper."""
+    """`suite ddpnopt ahead`: on how many tasks; also not behind, tasks, seeds, reached, time, best, rank, names ahead.
+
+    `first-look ddpnopt ahead` is about the tasks of the third set when they were still sealed.
+    """
     if not what:
         method, _, what = method.partition(" ")
     mine = [row for row in rows(path) if row["method"] == method]
@@ -66,6 +69,7 @@ def suite(method: str, what: str = "", *, path: str = "suite/suite.csv") -> str:
         "reached": len(ratios),
         "time": f"{median(ratios):.1f}" if ratios else "–",
         "best": sum(float(row["rank"]) == 1 for row in mine),
+        "rank": f"{fmean(float(row['rank']) for row in mine):.2f}",
         **{f"names {verdict}": _names(mine, verdict) for verdict in counts},
     }
     return str(found[what])
