@@ -23,6 +23,8 @@ from ddpnopt.lab.runs.training import fit, perform
 CASES: list[tuple[str, float, dict[str, Any]]] = [
     ("sgd", 0.3, {}),
     ("sgd-m", 0.02, {}),
+    ("sgd-vgr", 0.1, {}),
+    ("sgd-vgr", 0.1, {"weight": 0.1, "momentum": 0.9}),
     ("rmsprop", 0.003, {}),
     ("adam", 0.003, {}),
     ("kfac", 0.03, {"refresh": 3}),

@@ -15,6 +15,18 @@ from ddpnopt.lab.baselines.chain import require_fully_connected
 SMALL = 1e-20  # |delta|^2 below which a term says nothing
 
 
+def penalty_gradient(W: Tensor, v: Tensor, delta: Tensor) -> Tensor:
+    """dOmega/dW (…, O, n) of a layer: `v` is the gradient at its output (…, B, O), `delta` behind its activation."""
+    pulled = v @ W  # (…, B, n): W' (sigma' . delta)
+    size = delta.square().sum(-1)
+    kept = size >= SMALL
+    size = torch.where(kept, size, 1.0)
+    r = pulled.square().sum(-1) / size
+    # d(r - 1)^2/dW = 4 (r - 1) v pulled' / |delta|^2
+    w = torch.where(kept, 4 * (r - 1) / size, 0.0) / v.shape[-2]
+    return (w[..., None] * v).mT @ pulled
+
+
 class SGDVGR(ChainOptimizer):
     """SGD on the loss plus `weight` times Omega, which asks each layer to keep the norm of the gradient.
 
@@ -47,15 +59,7 @@ class SGDVGR(ChainOptimizer):
             assert delta is not None
             if v.dim() != 2 or delta.dim() != 2:
                 raise ModelError(f"SGDVGR needs states (batch, units), but layer '{stage.unit.name}' has other ones.")
-            W = stage.unit.parameters[0].detach()
-            pulled = v @ W  # (B, n): W' (sigma' . delta)
-            size = delta.square().sum(1)
-            kept = size >= SMALL
-            size = torch.where(kept, size, 1.0)
-            r = pulled.square().sum(1) / size
-            # d(r - 1)^2/dW = 4 (r - 1) v pulled' / |delta|^2
-            w = torch.where(kept, 4 * (r - 1) / size, 0.0) / len(v)
-            gradients.append((w[:, None] * v).T @ pulled)
+            gradients.append(penalty_gradient(stage.unit.parameters[0].detach(), v, delta))
         return gradients
 
     def _propose(self, seen: Pass) -> list[list[Tensor]]:

@@ -10,8 +10,10 @@ import pandas as pd
 from ddpnopt.lab.methods.registry import method
 from ddpnopt.lab.paper.item import Claim, Context, Item, Result, Table
 from ddpnopt.lab.paper.table3_columns import BASELINES, OCP, READING, Column, columns
+from ddpnopt.lab.paper.table3_kept import with_earlier
 from ddpnopt.lab.paper.table3_runs import TunedMethod, measure, notes, settings_table
 from ddpnopt.lab.paper.verdicts import all_of, difference, fair
+from ddpnopt.lab.timing.machine import command
 
 STANDARD, CONTROL = ("SGD-m", "RMSprop", "Adam", "EKFAC"), ("E-MSA", "vanilla DDP")
 HEADINGS = (*STANDARD, *CONTROL, "DDPNOpt")
@@ -55,7 +57,8 @@ def run(context: Context) -> Result:
         "within them it is open. A rival with fewer than three seeds, one epoch or a run that diverged is not beaten.",
         "Vanilla DDP on 784 inputs would factor matrices of 25,000 rows at each step: left out.",
     ]
-    return Result(claims, tables, notes=[*notes(context, chosen), *extra])
+    result = Result(claims, tables, notes=[*notes(context, chosen), *extra])
+    return result if context.quick else with_earlier(result, chosen, context.out / ITEM.name, command())
 
 
 def _known(column: Column, heading: str) -> float | None:

@@ -25,16 +25,20 @@ PACKAGES = (
 
 def heading(threads: int = 1) -> str:
     """Machine, threads, versions and command, for the top of a table."""
-    command = shlex.join(["ddpnopt", *sys.argv[1:]])
     machine, versions = facts()
     return "\n".join(
         [
             f"- machine: {machine}",
             f"- torch threads: {threads} per process",
             f"- versions: {versions}",
-            f"- command: `{command}`",
+            f"- command: `{command()}`",
         ]
     )
+
+
+def command() -> str:
+    """What the user has typed."""
+    return shlex.join(["ddpnopt", *sys.argv[1:]])
 
 
 def facts() -> tuple[str, str]:

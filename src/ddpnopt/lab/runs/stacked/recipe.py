@@ -15,7 +15,7 @@ from ddpnopt.lab.runs.classification import ClassificationTask
 from ddpnopt.lab.runs.config import RunConfig
 
 # Numbers in which the runs of a stack may differ, in addition to the learning rate and the seed.
-OWN = ("momentum", "vxx_reg")
+OWN = ("momentum", "vxx_reg", "weight")
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Recipe:
     guard: bool = True
     order: int = 1
     vxx_power: int | None = None
+    penalised: bool = False
+    """Whether the gradient has SGD-VGR's penalty in addition, with a weight of each run."""
 
     def planned_share(self, batch: int) -> float:
         """eta of the recursion over that of the update, as in `ValueForm`."""
@@ -51,6 +53,7 @@ class _StackedMethod:
     """Options that go to the curvature."""
     own: tuple[str, ...] = ()
     momentum: float = 0.0
+    weight: float = 0.0
 
 
 _KRONECKER = ("damping", "refresh", "decay")
@@ -60,6 +63,7 @@ _PAPER = ("momentum", "vxx_reg")
 ENTRIES = {
     "sgd": _StackedMethod(Identity, False, own=("momentum",)),
     "sgd-m": _StackedMethod(Identity, False, own=("momentum",), momentum=0.9),
+    "sgd-vgr": _StackedMethod(Identity, False, own=("momentum", "weight"), weight=2.0),
     "rmsprop": _StackedMethod(RMSprop, False, ("alpha", "eps")),
     "adam": _StackedMethod(Adam, False, ("betas", "eps")),
     "kfac": _StackedMethod(KFAC, False, _KRONECKER, ("momentum",)),
@@ -96,19 +100,20 @@ def shared(config: RunConfig) -> str | None:
 def recipe(config: RunConfig) -> Recipe:
     entry = ENTRIES[config.method]
     options = {name: value for name, value in config.options.items() if name in entry.options}
-    careful = entry.feedback or config.method in ("kfac", "ekfac")
+    careful = entry.feedback or config.method in ("kfac", "ekfac", "sgd-vgr")
     loss = classification(config).loss
     form = {"terminal": FULL_FORM["terminal"]} | {n: v for n, v in config.options.items() if n in _FORM}
-    return Recipe(entry.curvature(**options), entry.feedback, careful, loss, **form)
+    return Recipe(entry.curvature(**options), entry.feedback, careful, loss, penalised=entry.weight > 0, **form)
 
 
 def own(config: RunConfig) -> Mapping[str, float]:
-    """The numbers of one run: lr, momentum and vxx_reg."""
+    """The numbers of one run: lr, momentum, vxx_reg and weight."""
     rate = _rate(config)
     assert rate is not None
     given: Mapping[str, Any] = config.options
-    momentum = given.get("momentum", ENTRIES[config.method].momentum)
-    return {"lr": rate, "momentum": float(momentum), "vxx_reg": float(given.get("vxx_reg", 0.0))}
+    entry = ENTRIES[config.method]
+    usual = {"momentum": entry.momentum, "vxx_reg": 0.0, "weight": entry.weight}
+    return {"lr": rate, **{name: float(given.get(name, usual[name])) for name in OWN}}
 
 
 def _rate(config: RunConfig) -> float | None:

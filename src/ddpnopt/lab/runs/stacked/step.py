@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ddpnopt.curvature.base import Seen, State
+from ddpnopt.lab.baselines.vgr import penalty_gradient
 from ddpnopt.lab.runs.stacked.bellman import finite, policies, without
 from ddpnopt.lab.runs.stacked.losses import LOSSES
 from ddpnopt.lab.runs.stacked.network import StackedLinear, apply, augmented, derivative
@@ -20,7 +22,7 @@ from ddpnopt.lab.runs.stacked.recipe import Recipe
 from ddpnopt.linear.metric import Metric
 
 Own = dict[str, Tensor]
-"""lr, momentum and vxx_reg of each run: (R,)."""
+"""lr, momentum, vxx_reg and weight of each run: (R,)."""
 
 
 @dataclass
@@ -89,10 +91,13 @@ def _open_loop(stack: Stack, recipe: Recipe, xs: list[Tensor], outs: list[Tensor
     v = q
     for t in reversed(range(len(xs))):
         bend = derivative(stack.kinds[t], outs[t])
-        v = v if bend is None else v * bend
+        delta, v = v, v if bend is None else v * bend
         if recipe.careful:
             wrong, v = without(wrong, v)
         metric, gradient = _observe(stack, recipe, t, xs[t], v)
+        if recipe.penalised:
+            penalty = penalty_gradient(stack.U[t][:, :, :-1], v, delta)
+            gradient = gradient + stack.own["weight"][:, None, None] * F.pad(penalty, (0, 1))
         steps.append(_direction(stack, recipe, t, metric, gradient))
         v = v @ stack.U[t][:, :, :-1]
     for t, step in enumerate(reversed(steps)):
