@@ -134,13 +134,6 @@ def test_silent_features_stay_bounded() -> None:
     assert all(bool(part.isfinite().all()) for part in zero.scale([torch.ones(3, 4), torch.ones(3)]))
 
 
-def test_a_weight_decay_moves_every_weight_towards_zero() -> None:
-    layer = layer_of(nn.Linear(4, 3))
-    found = balanced(layer, torch.randn(B, 4), torch.randn(B, 3), {}, ALONE)
-    u = [torch.randn(3, 4), torch.randn(3)]
-    assert all(bool((step * part > 0).all()) for step, part in zip(found.decay_scale(u), u, strict=True))
-
-
 def test_leading_directions_of_wide_layers_give_the_root_of_the_whole_matrix() -> None:
     n, rank = 2 * DENSE, LEADING // 2
     mixing = torch.randn(rank, n)
@@ -162,3 +155,18 @@ def test_leading_directions_of_wide_layers_give_the_root_of_the_whole_matrix() -
     torch.testing.assert_close(found.times(found.times(a, -1), -1), found.times(a, -1, 2))
     torch.testing.assert_close(found.times(found.times(a, -1), -1, -1), a)
     torch.testing.assert_close(found.times(a.T, 0), found.times(a, -1).T)
+
+
+@pytest.mark.parametrize("module", [nn.Linear(4, 3), nn.Linear(2 * DENSE, 3), nn.Conv2d(4, 3, 2)])
+def test_a_step_held_by_a_curvature_solves_its_linear_system(module: nn.Linear | nn.Conv2d) -> None:
+    """(1 / rate + c M^-1) step = M^-1 gradient."""
+    layer, inputs = layer_of(module), module.weight.shape[1]
+    x, p = (B, inputs), (B, 3)
+    if isinstance(module, nn.Conv2d):
+        x, p = (B, inputs, 5, 5), (B, 3, 4, 4)
+    found = balanced(layer, torch.randn(x), torch.randn(p), {}, ALONE)
+    u, rate, c = [torch.randn_like(module.weight), torch.randn(3)], 0.7, 0.3
+    steps = [found.held_step(c * part, part.abs(), k, rate) for k, part in enumerate(u)]
+    scaled, expected = found.scale(steps, 2), found.scale(u, 2)
+    for step, of_step, right in zip(steps, scaled, expected, strict=True):
+        torch.testing.assert_close(step / rate + c * of_step, c * right, rtol=1e-4, atol=1e-4)

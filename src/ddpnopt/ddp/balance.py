@@ -30,6 +30,7 @@ DECAY = 0.95  # of the running averages: they cover about the last twenty looks
 EVERY_STEP = 20  # steps in which each batch is looked at; after them every REFRESH-th
 REFRESH = 4
 FLOOR = 0.01  # of a mean square, relative to their mean: a silent feature is not amplified without bound
+ALIKE = 1e-3  # relative to a gradient: how far it may be from a multiple of the weights
 POWER = -0.25  # of a mean square: 1/4 on each side of the Gram matrix is M^1/2
 
 
@@ -46,11 +47,17 @@ class Balance(ABC):
 
     @abstractmethod
     def scale(self, u: Parts, times: int = 1) -> Parts:
-        """From gradients in u to gradients in u', and from steps in u' to steps in u; with `times` -1 back."""
+        """From gradients in u to gradients in u', and from steps in u' to steps in u.
+
+        With `times` -1 back, with 2 from a gradient in u to the step in u.
+        """
 
     @abstractmethod
-    def decay_scale(self, u: Parts) -> Parts:
-        """From a gradient in u to the step in u, each number times a positive factor."""
+    def held_step(self, gradient: Tensor, size: Tensor, k: int, rate: float) -> Tensor:
+        """(1 / rate + M^-1 c)^-1 M^-1 gradient in parameter k, which does not overshoot for any curvature c.
+
+        That is |gradient| / size, for each number. `size` are the numbers of the parameter without their signs.
+        """
 
 
 @dataclass(eq=False)
@@ -77,8 +84,8 @@ class Diagonal(Balance):
             return [part / factor for part, factor in zip(u, self.factors, strict=True)]
         return [part * (factor if times == 1 else factor**times) for part, factor in zip(u, self.factors, strict=True)]
 
-    def decay_scale(self, u: Parts) -> Parts:
-        return self.scale(u, 2)
+    def held_step(self, gradient: Tensor, size: Tensor, k: int, rate: float) -> Tensor:
+        return _held(gradient, size, rate * self.factors[k] ** 2)
 
 
 @dataclass(eq=False)
@@ -111,9 +118,27 @@ class Mixing(Balance):
         root = self.output_root
         return [root.times(u[0], self.layer.weight_dims[1], times), *(root.times(part, 0, times) for part in u[1:])]
 
-    def decay_scale(self, u: Parts) -> Parts:
-        output = self.output_root.mean_square
-        return [u[0] * (self.input_root.mean_square * output), *(part * output for part in u[1:])]
+    def held_step(self, gradient: Tensor, size: Tensor, k: int, rate: float) -> Tensor:
+        c = gradient.norm() / size.norm()
+        if (gradient.abs() - c * size).norm() > ALIKE * gradient.norm():  # not that of a sum of squares
+            both = self.output_root.mean_square * (self.input_root.mean_square if k == 0 else 1.0)
+            return _held(gradient, size, rate * both)
+        inputs, outputs = self.layer.weight_dims if k == 0 else (None, 0)
+        assert outputs is not None
+        found, squares = self.output_root.apart(gradient, outputs)
+        if inputs is not None:
+            moved = inputs - (inputs > outputs)  # the outputs are at the end now
+            found, of_inputs = self.input_root.apart(found, moved)
+            squares = squares[:, None] * of_inputs
+        squares = rate * squares
+        found = squares * found / (1 + squares * c)
+        if inputs is not None:
+            found = self.input_root.together(found, moved)
+        return self.output_root.together(found, outputs)
+
+
+def _held(gradient: Tensor, size: Tensor, rate: Tensor | float) -> Tensor:
+    return rate * gradient / (1 + rate * gradient.abs() / size)
 
 
 # A layer multiplies its bias by 1. A factor makes that input as large as the others, whose common scale then has no

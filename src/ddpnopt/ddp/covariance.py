@@ -78,6 +78,26 @@ class Root:
         found = _left(basis * inside, _left(basis.T, columns))
         return found.addcmul_(columns, rest).view(a.shape)
 
+    def apart(self, a: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        """a in the directions of the root, moved to the end, and the square of the root in each of them.
+
+        Those of the basis come first, then, of a large matrix, all features with what the basis leaves of them.
+        """
+        basis, moved = in_precision(self.kept["basis"], a.dtype), a.movedim(dim, -1)
+        squares = in_precision((self.kept["levels"] * self.kept["factor"]).square(), a.dtype)
+        inside = moved @ basis
+        if self.dense:
+            return inside, squares
+        rest = squares[-1:].expand(len(basis))
+        return torch.cat([inside, moved - inside @ basis.T], -1), torch.cat([squares[:-1], rest])
+
+    def together(self, a: Tensor, dim: int) -> Tensor:
+        """Back from `apart`."""
+        basis = in_precision(self.kept["basis"], a.dtype)
+        r = basis.shape[1]
+        found = a[..., :r] @ basis.T
+        return (found if self.dense else found + a[..., r:]).movedim(-1, dim)
+
     def sketch(self, a: Tensor, dim: int, k: int, *, inverse: bool = False) -> Tensor:
         """k combinations of the features that the root, or its inverse, gives: Omega' R a, along dimension `dim`.
 

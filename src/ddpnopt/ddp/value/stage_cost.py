@@ -6,8 +6,10 @@ that damping adds to each weight, and l_u = lambda u it is
     u s lambda / (1 + s lambda)
 
 which does not overshoot for any lambda. The curvature lambda also holds the weights against the samples: their steps
-get 1 / (1 + s lambda) of what they would be, on average over the weights. The first step knows s only after all layers
-have been seen, too late for a prior: there, the cost does no more than hold the weights.
+get 1 / (1 + s lambda) of what they would be, on average over the weights. In balanced variables lambda u is scaled as
+the gradients of the samples are, with s M^-1 in the place of s, so that both come to rest where they cancel; where
+features are mixed and a penalty is not one on squares, the mean of M^-1 has to do. The first step knows s only after
+all layers have been seen, too late for a prior: there, the cost does no more than hold the weights.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ LEAST_SIZE = 1e-3  # root mean square of a layer's weights: a layer that starts 
 def penalty_step(stage: Stage, l_u: Parts, rate: float) -> tuple[Parts, float]:
     """The step down the stage cost alone for s = `rate`, and the part of eta that it leaves to the samples."""
     assert stage.balance is not None
-    steps, free, total = [], 0.0, 0.0
-    for u, scaled in zip(stage.u, stage.balance.decay_scale(l_u), strict=True):
+    steps, held, total = [], 0.0, 0.0
+    for k, (u, gradient) in enumerate(zip(stage.u, l_u, strict=True)):
         size = u.abs().clamp_min(LEAST_SIZE * max(_root_mean_square(u), LEAST_SIZE))
-        part = 1 / (1 + rate * scaled.abs() / size)
-        steps.append(rate * scaled * part)
-        free, total = free + float((part * size).sum()), total + float(size.sum())
-    return steps, free / total
+        step = stage.balance.held_step(gradient, size, k, rate)
+        steps.append(step)
+        held, total = held + float((step.abs() * size).sum()), total + float(size.square().sum())
+    return steps, max(0.0, 1 - held / total)
 
 
 class CostChange:
