@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ddpnopt.trace import loose
 
 B, N = 5, 4
+POSITIONS = torch.arange(1, 4)  # which the model holds
 Use = Callable[[Tensor, nn.ParameterList], Tensor]
 
 USES: dict[str, tuple[Use, list[tuple[int, ...]]]] = {
@@ -19,6 +20,7 @@ USES: dict[str, tuple[Use, list[tuple[int, ...]]]] = {
     "product": (lambda x, u: x * u[0], [(N,)]),
     "part of a table": (lambda x, u: x + u[0][:, 1:4], [(1, 7, N)]),
     "rows of a table": (lambda x, u: x + F.embedding(torch.arange(1, 4), u[0]), [(6, N)]),
+    "rows by a constant of the model": (lambda x, u: x + F.embedding(POSITIONS, u[0]), [(6, N)]),
     "another shape": (lambda x, u: x + u[0].view(1, 3, N), [(3 * N,)]),
     "value for all": (lambda x, u: u[0].expand(B, -1, -1), [(1, 3, N)]),
     "linear layer": (lambda x, u: F.linear(x, u[0]), [(6, N)]),
@@ -34,7 +36,7 @@ USES: dict[str, tuple[Use, list[tuple[int, ...]]]] = {
 def gradients_of(use: Use, shapes: list[tuple[int, ...]]) -> list[Tensor]:
     torch.manual_seed(0)
     x, parameters = torch.randn(B, 3, N), nn.ParameterList([torch.randn(shape) for shape in shapes])
-    with loose.Uses(parameters, lambda p: None, lambda: B) as uses:
+    with loose.Uses(parameters, lambda p: None, lambda: B, constants=[POSITIONS]) as uses:
         out = use(x, parameters)
     (torch.linspace(-1, 2, out.numel()).view_as(out) * out).sum().backward()
     found = uses.gradients()

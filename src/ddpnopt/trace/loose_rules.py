@@ -35,13 +35,15 @@ class Value(Protocol):
     func: Callable[..., Any] | None
     args: Any
     kwargs: Any
+    constant: Tensor | None
 
 
 def gradients(func: Callable[..., Any], args: Any, kwargs: Any, g: Tensor, kind: type[Any], B: int) -> Tensor | None:
     """The gradients of B samples, (B, numbers), from g at the output of a use; None for one without a rule.
 
-    Values computed from parameters are those arguments that are a `kind`.
+    Values computed from parameters are those arguments that are a `kind`, unless they are constants.
     """
+    args = [_or_constant(each, kind) for each in args]
     values = [each for each in args if isinstance(each, kind)]
     if len(values) != 1 or not _is_plain(func, args, kwargs):
         return None
@@ -51,8 +53,14 @@ def gradients(func: Callable[..., Any], args: Any, kwargs: Any, g: Tensor, kind:
         inner: Any = value.args[1 if value.func is F.embedding else 0]
         if not isinstance(inner, kind) or not _is_plain(value.func, value.args, value.kwargs):
             return None
-        at, value = _through(value, inner, at, B), inner
+        at, value = _through(value, [_or_constant(each, kind) for each in value.args], inner, at, B), inner
     return None if at is None else at.reshape(B, -1)
+
+
+def _or_constant(argument: Any, kind: type[Any]) -> Any:
+    """A constant of the model as the tensor that it is."""
+    constant = argument.constant if isinstance(argument, kind) else None
+    return argument if constant is None else constant
 
 
 def of_transposed_convolution(args: Any, g: Tensor, kind: type[Any], B: int) -> dict[Any, Tensor] | None:
@@ -105,9 +113,9 @@ def _summed(g: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     return g.sum(dims) if dims else g
 
 
-def _through(value: Value, inner: Value, at: Tensor, B: int) -> Tensor | None:
+def _through(value: Value, args: Any, inner: Value, at: Tensor, B: int) -> Tensor | None:
     """From the gradients at a value, (B, numbers), to those at the one that it is a part of."""
-    func, args = value.func, value.args
+    func = value.func
     if func is F.embedding:
         rows = at.reshape(B, -1, inner.shape[-1])
         return at.new_zeros(B, *inner.shape).index_add_(1, args[0].flatten(), rows)
