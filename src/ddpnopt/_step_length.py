@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt._checks import ADVICE, not_finite
-from ddpnopt.ddp.step_length import REACH, RESOLUTION, SHORTER, SHRINK, Evidence
+from ddpnopt.ddp.step_length import REACH, RESOLUTION, SHRINK, Evidence
 from ddpnopt.ddp.value import ScaleFree
 from ddpnopt.linear.layer import spectral_norm, stacked
 
@@ -71,7 +71,7 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
     if not length.is_within_reach(share, step.fraction):
         return REACH / share
     if step.shorter == 1.0 and length.is_to_be_tested(found, step.fraction, change):
-        return SHORTER
+        return SHRINK
     if found.loss > 0:
         length.learn(found, step.asked, step.fraction, change)
     if step.rest:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
-from ddpnopt.ddp.step_length import OWN, SHORTER, Evidence, StepLength
+from ddpnopt.ddp.step_length import OWN, SHRINK, Evidence, StepLength
 
 FOUND = Evidence(1.0, 1.8, 1.7, 1.5, 1.6)
 
@@ -22,7 +22,7 @@ def take(length: StepLength, kappa: float, amiss: float) -> float:
         return -(1 - amiss) * alpha * FOUND.own + 0.5 * kappa * FOUND.own_curvature * alpha**2
 
     if length.is_to_be_tested(FOUND, asked, change()):
-        shorter = SHORTER
+        shorter = SHRINK
     length.learn(FOUND, shorter * asked, shorter * asked, change())
     return asked
 

@@ -35,7 +35,7 @@ OWN = 0.7  # of the minimum along the step on the batch itself, at most
 SINGLE = 0.1  # of that, in batches of one sample
 MEMORY = 0.9  # of what the last step has left undone: it is the prior of the next one
 GROWTH = 2.0  # of the fraction, and 1/kappa, from step to step
-SHRINK = 0.25  # the least a fraction keeps from step to step
+SHRINK = 0.25  # the least a fraction keeps from step to step, and of a step that is made again
 SLOPE_GAIN = 0.5  # how strongly the slope after a step acts on the logarithm of the fraction
 SLOPE_OFFSET = 0.05  # the slope, relative to the step's own, at which a length is kept: a little beyond the minimum
 NORMED = 0.12  # … with batch norm, further beyond it: the average of the weights takes the noise out
@@ -48,7 +48,6 @@ RESOLUTION = 1e-6  # relative changes of the loss below this are rounding errors
 TESTED = 1e-5  # least decrease, relative to the loss, of a step at which the order of its error can be told
 DOUBTED = 4.0  # times kappa at the start, or at the last test: from there on it is tested whether it is a curvature
 AGAIN = 50  # steps after which it is tested again if it was none
-SHORTER = 0.25  # of a step that is made again for such a test
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,7 @@ class StepLength:
         """
         decrease = taken * found.own
         due = self.kappa > self.doubted or (self.amiss > 0 and self.steps >= self.tested + AGAIN)
-        if change is None or SHORTER * decrease < TESTED or not due:
+        if change is None or SHRINK * decrease < TESTED or not due:
             return False
         self.longer, self.missed = taken, (change + decrease) / decrease
         return True
