@@ -13,7 +13,7 @@ from ddpnopt._checks import ADVICE, finite_sum, not_finite
 from ddpnopt._collect import OUTSIDE, is_chain, not_at_outputs, one_recording, ran_unseen, why_open_loop
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
 from ddpnopt._losses import Losses, are_certain, kind_of, per_sample, recognised_losses, warn_uncertain
-from ddpnopt._step_length import accept_length, choose_fraction, keep_update, take_back_if_wrong, watches_slope
+from ddpnopt._step_length import accept_length, choose_fraction, keep_update, take_back_if_wrong
 from ddpnopt._troubles import DEAD_EVERY
 from ddpnopt._value import Passes
 from ddpnopt.ddp.loss import as_flat, total_loss
@@ -222,7 +222,7 @@ class Step:
         self.displacement = Displacement(is_chain(opt, self.passes, recording), once=not opt.diagnostics)
         inside = self.penalties.value()
         cost = opt._parameters.stage_cost() + inside
-        memory = (opt._length.memory, watches_slope(self), cost, inside) if opt.form.scale_free else None
+        memory = (opt._length.memory, cost, inside) if opt.form.scale_free else None
         given = recording, self.displacement, fraction, self.sample_losses, peers, memory
         (p_h, p_x), self.value = opt.form.start(self.passes, *given)
         self.stages = []

@@ -21,12 +21,6 @@ OVERREACH = 4.0  # |J phi|^2 relative to the loss (2 is all of it): beyond that 
 TOLERATED = 1.0  # increase of the batch's loss, relative to it: beyond that a step is undone and made shorter
 
 
-def watches_slope(step: Step) -> bool:
-    """Whether the step needs the slope along the last update: where samples left out, or the loss, say too little."""
-    length = step.opt._length
-    return not step.certain or length.unseen <= 0 or length.unseen_curvature <= 0 or _couples_samples(step)
-
-
 def _couples_samples(step: Step) -> bool:
     return any(module.training for _, module in step.passes.batch_norms)
 

@@ -19,7 +19,6 @@ DIFFUSION = "diffusers"
     DIFFUSION,
     needs=("diffusers",),
     steps=30,
-    fails="the curvature of the network keeps the steps short, and there are thirty",
 )
 def unet() -> Trial:
     from diffusers import DDPMScheduler, UNet2DModel

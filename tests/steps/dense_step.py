@@ -7,6 +7,7 @@ numbers, the fraction of the loss that the step asks for and the factor of the l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from ddpnopt.ddp.balance import DECAY, FLOOR
 from ddpnopt.ddp.covariance import CHANGED
+from ddpnopt.ddp.value import shares
 from ddpnopt.ddp.value.scale_free import DAMPING, LEAST_LOSS
 
 Shares = Callable[[Tensor], Tensor]
@@ -66,6 +68,8 @@ class Control:
     outputs: Running = field(default_factory=Running)
     least: float = 0.0
     last: list[Tensor] | None = None  # old minus new weights of the last step
+    promised: tuple[float, float] = (0.0, 0.0)  # the decrease by it, and that of unseen samples
+    bend: tuple[float, float] = (0.0, 0.0)  # running sum of the change of the slope along it, and of the weights
     # of one step
     uses: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # input, and output with its graph
     p: list[Tensor] = field(default_factory=list)  # gradients at the outputs
@@ -124,20 +128,25 @@ class DenseStep:
         phi = phi.clamp_min(LEAST_LOSS * phi.mean())
         r, root = (2 * phi).sqrt(), (2 * phi).rsqrt()
         balances = [control.balance() for control in self.controls]
-        etas, grams = [], []
-        for control, balance in zip(self.controls, balances, strict=True):
+        etas, grams, corrections = [], [], self._corrections()
+        for control, balance, correction in zip(self.controls, balances, corrections, strict=True):
             each = [torch.cat([part.flatten() for part in balance(list(P))]) for P in zip(*control.P, strict=True)]
             inside = torch.stack(each)
             size = float(control.parameters[0].detach().square().mean().sqrt())
             control.least = control.least or size
             K = inside @ inside.T
             k = float((0.5 / phi * K.diagonal()).mean())
-            etas.append(max(size, control.least) * (inside.shape[1] / k) ** 0.5)
+            etas.append(correction * max(size, control.least) * (inside.shape[1] / k) ** 0.5)
             grams.append(etas[-1] * torch.outer(root, root) * K)
         damping = DAMPING * torch.stack(grams).sum(0).diagonal().mean() * torch.eye(len(r))
         prior = [
             memory * _inner(control.P, control.last) if memory else torch.zeros_like(r) for control in self.controls
         ]
+
+        y = torch.linalg.solve(torch.stack(grams).sum(0) + damping, r - root * torch.stack(prior).sum(0))
+        for control, gram, m in zip(self.controls, grams, prior, strict=True):
+            of_all, of_itself = (gram @ y / root + m).sum(), (gram.diagonal() * y / root).sum()
+            control.promised = fraction * float(of_all), fraction * max(0.0, float(of_all - of_itself))
 
         def update(t: int, c: Tensor) -> list[Tensor]:
             A, m = torch.stack(grams[t:]).sum(0), torch.stack(prior[t:]).sum(0)
@@ -151,6 +160,23 @@ class DenseStep:
 
         self._sweep(x, update)
 
+    def _corrections(self) -> list[float]:
+        """Those of the layers' shares, by how much the slope along the last update of each has changed."""
+        if self.controls[0].last is None:
+            return [1.0] * len(self.controls)
+        bends: list[float | None] = []
+        for control in self.controls:
+            promised, unseen = control.promised
+            (total, weight), kept = control.bend, shares.DECAY
+            if promised > 0:  # else the others take it uphill
+                bend = (unseen - float(_inner(control.P, control.last).sum())) / promised
+                total, weight = kept * total + (1 - kept) * max(-1.0, min(1.0, bend)), kept * weight + 1 - kept
+            control.bend = total, weight
+            bends.append(total / weight if weight else None)
+        known = [bend for bend in bends if bend is not None]
+        middle = sum(known) / len(known)
+        return [1.0 if bend is None else math.exp(-shares.GAIN * (bend - middle)) for bend in bends]
+
     def _record(self, x: Tensor, shares_of: Shares) -> Tensor:
         """The ordinary pass: what layers read and return, and the gradients of each sample; its losses."""
         by_module = {control.module: control for control in self.controls}
@@ -159,16 +185,16 @@ class DenseStep:
             by_module[module].uses.append((args[0].detach(), h))
 
         with _hooks(self.controls, after=remember):
-            shares = shares_of(self.model(x))
+            phi = shares_of(self.model(x))
         for control in self.controls:
-            control.P = [torch.zeros(len(shares), *p.shape) for p in control.parameters]
-            for i, share in enumerate(shares):
+            control.P = [torch.zeros(len(phi), *p.shape) for p in control.parameters]
+            for i, share in enumerate(phi):
                 found = torch.autograd.grad(share, control.parameters, retain_graph=True)
                 for P, own in zip(control.P, found, strict=True):
                     P[i] = own
             if not control.loose:
-                control.p = list(torch.autograd.grad(shares.sum(), [h for _, h in control.uses], retain_graph=True))
-        return shares.detach()
+                control.p = list(torch.autograd.grad(phi.sum(), [h for _, h in control.uses], retain_graph=True))
+        return phi.detach()
 
     @torch.no_grad()
     def _sweep(self, x: Tensor, update: Callable[[int, Tensor], list[Tensor]]) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from ddpnopt import DDPNOpt
 from ddpnopt.ddp.balance import FLOOR
 from ddpnopt.ddp.stage import Displacement, Stage
-from ddpnopt.ddp.value.scale_free import DAMPING, LEAST_LOSS, LEAST_SIZE, ScaleFree
+from ddpnopt.ddp.value.scale_free import DAMPING, LEAST_LOSS, ScaleFree
+from ddpnopt.ddp.value.stage_cost import LEAST_SIZE
 from ddpnopt.linear.linear import Linear
 from ddpnopt.linear.metric import IDENTITY
 

@@ -25,8 +25,10 @@ LEAST_SQUARE = 1e-12  # loss of a sample relative to the mean: the gradient of a
 class Joint(ScaleFree):
     """Joint value function of a step in which no layer reacts to another."""
 
+    feels_slopes = False  # the damping follows the loss
+
     def __init__(self, losses: Tensor, memory: float = 0.0, least: float = LEAST_SQUARE) -> None:
-        super().__init__(losses, Displacement(chain=True), memory=memory, watch=False, least=least)
+        super().__init__(losses, Displacement(chain=True), memory=memory, least=least)
 
     def _balance(self, stage: Stage) -> None:
         if stage.balance is None:

@@ -5,6 +5,7 @@ along its own gradient would change all layers by the same share of their weight
 
     eta_t = |W_t| / (k_t / n_t)^1/2,       k_t the mean of lambda_i K_t[i, i],  n_t the number of weights
 
+corrected by how far the last update of each layer has gone (`ddp.value.shares`).
 Rescaling the loss leaves the new network the same; without biases so does rescaling the inputs, or the weights of two
 ReLU layers against each other. With them it changes little: the constant input of a bias counts as large as the others.
 The damping is relative to the mean diagonal d of A = L^1/2 S L^1/2 over all layers, and the same at all stages:
@@ -32,9 +33,10 @@ from ddpnopt.ddp.balanced import Scaled
 from ddpnopt.ddp.loss import sqrt_curvature
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.step_length import Evidence
+from ddpnopt.ddp.value import shares
 from ddpnopt.ddp.value.batch import TOGETHER, Batch, Solver, System
 from ddpnopt.ddp.value.coupling import Coupling
-from ddpnopt.ddp.value.stage_cost import LEAST_SIZE, CostChange, penalty_step
+from ddpnopt.ddp.value.stage_cost import CostChange, penalty_step
 from ddpnopt.linear.layer import Parts, per_sample_dot, stacked
 from ddpnopt.linear.metric import IDENTITY, Metric
 from ddpnopt.linear.sample_gradients import Sums
@@ -46,9 +48,11 @@ LEAST_LOSS = 0.01  # of a sample, relative to the mean: one with a gradient and 
 class ScaleFree(Batch):
     """Joint value function of the batch in balanced variables; `ask` sets the fraction after the backward pass."""
 
+    feels_slopes = True  # along the last update of each layer
+
     def __init__(
-        self, losses: Tensor, displacement: Displacement, peers: Peers = ALONE, memory: float = 0.0, watch: bool = True,
-        cost: float = 0.0, penalty: float = 0.0, least: float = LEAST_LOSS,
+        self, losses: Tensor, displacement: Displacement, peers: Peers = ALONE, memory: float = 0.0, cost: float = 0.0,
+        penalty: float = 0.0, least: float = LEAST_LOSS,
     ) -> None:  # fmt: skip
         mean = peers.total(float(losses.sum())) / peers.batch(len(losses))
         losses = losses.clamp_min(least * mean)
@@ -60,7 +64,6 @@ class ScaleFree(Batch):
             L = sqrt_curvature(losses)
             super().__init__(L, torch.ones_like(L), displacement, 1, peers)
         self.memory = memory  # times the last update is the prior step
-        self.watch = watch  # whether the slope along the last update is wanted in any case
         self._cost = CostChange(cost)  # of all stages
         self._penalty = penalty  # the part of it that is in the user's loss
         # of the stages, last to first
@@ -71,7 +74,7 @@ class ScaleFree(Batch):
         self._held: list[Parts | None] = []  # l_u where that part is not known yet
         self._etas: list[float] = []  # before that
         self._effects: list[list[tuple[float, Tensor]]] = []  # factors and effects, on each sample's loss, of the prior
-        self._repeated: list[Tensor] = []  # of the last update, of our own samples
+        self._repeated: list[Tensor | None] = []  # of the last update, of our own samples
         self._slope: float | None = None
         self._ms: Tensor | None = None  # m of all stages, (T, N), where all have the same kind of prior
         self._knows_last = False  # whether the effect of the last update is known at the current stage
@@ -136,10 +139,8 @@ class ScaleFree(Batch):
         self._held.append(None if rate else l_u)
         if last is not None and (len(last) != len(stage.u) or last[0].dtype != stage.u[0].dtype):
             last = None  # a bias was frozen, or the precision changed
-        self._knows_last = last is not None and bool(self.memory or self.watch)
-        steps: list[tuple[float, Parts]] = []
-        if last is not None and self._knows_last:
-            steps.append((self.memory, last))
+        self._knows_last = last is not None and self.feels_slopes
+        steps: list[tuple[float, Parts]] = [(self.memory, last)] if last is not None and self._knows_last else []
         if penalty is not None:
             steps.append((1.0, penalty))
         cost = [stage.balance.scale(l_u, 2)] if l_u is not None and self._cost.value > 0 else []
@@ -153,8 +154,7 @@ class ScaleFree(Batch):
         if l_u is not None and len(found) > len(steps):
             along = found.pop()
             self._cost.add(stage, l_u, along if self.peers.alone else self.peers.gather(along, 1))
-        if self._knows_last:
-            self._repeated.append(found[0])
+        self._repeated.append(found[0] if self._knows_last else None)
         return [(share, effect) for (share, _), effect in zip(steps, found, strict=True) if share]
 
     def _assemble(self, damping: float = DAMPING) -> None:
@@ -167,6 +167,7 @@ class ScaleFree(Batch):
             k = torch.diagonal(together, dim1=1, dim2=2) @ self.L
         else:
             k = torch.stack([torch.vdot(self.L, K.diagonal()) for K in grams])
+        self._feel_slopes()
         norms = torch._foreach_norm([stage.u[0] for stage in self._stages])
         sizes = stacked(norms).tolist()
         N = len(self.L)
@@ -174,7 +175,7 @@ class ScaleFree(Batch):
             mean = total / N
             count = stage.u[0].numel()
             n = count + stage.u[1].numel() if len(stage.u) > 1 else count
-            stage.size = _size(stage, norm / max(1, count) ** 0.5)
+            stage.size = shares.size_of(stage, norm / max(1, count) ** 0.5)
             stage.eta *= stage.size * (n / mean) ** 0.5 if mean > 0 else 0.0
             self._etas.append(stage.eta)
             self._mean_diagonal += stage.eta * mean
@@ -187,6 +188,18 @@ class ScaleFree(Batch):
                 K.mul_(eta)
                 self.S = system.S = K if self.S is None else K.add_(self.S)
         self._add_up_effects()
+
+    def _feel_slopes(self) -> None:
+        """The slope along the last update: of each layer for its share, and the one of all."""
+        known = [(t, effect) for t, effect in enumerate(self._repeated) if effect is not None]
+        slopes = [0.0] * len(self._stages)
+        for (t, _), slope in zip(known, stacked([e for _, e in known]).sum(1).tolist() if known else [], strict=True):
+            slopes[t] = -slope
+        if not self.peers.alone:
+            slopes = self.peers.sum([self.L.new_tensor(slopes)])[0].tolist()
+        if known or any(slopes):
+            self._slope = sum(slopes)
+            shares.correct(self._stages, slopes)
 
     def _leave_free(self, damping: float) -> list[float]:
         """The shares that the stage costs leave to the samples; a penalty small beside their loss leaves more."""
@@ -202,14 +215,8 @@ class ScaleFree(Batch):
         """m of all stages: what the priors of a stage and those behind it do to each sample's loss."""
         alike = len({share for effects in self._effects for share, _ in effects}) == 1
         alike = alike and all(len(effects) == 1 for effects in self._effects)
-        each = stacked([effects[0][1] for effects in self._effects]) if alike else None
-        if self._repeated:
-            last = self._repeated
-            if each is not None and len(last) == len(self._effects) and last[0] is self._effects[0][0][1]:
-                self._slope = -float(each.sum())
-            else:
-                self._slope = -float(stacked(last).sum())
-        if each is not None:  # in a few calls
+        if alike:  # in a few calls
+            each = stacked([effects[0][1] for effects in self._effects])
             self._ms = each.to(self.L.dtype).cumsum(0).mul_(self._effects[0][0][0])
             self.m = self._ms[-1]
             for system, m in zip(self._systems, self._ms.unbind(), strict=True):
@@ -232,9 +239,7 @@ class ScaleFree(Batch):
     def slope(self) -> float | None:
         """The change of this batch's loss, to first order, if the last update were made again; None if not known."""
         self._assemble()
-        if self._slope is None or self.peers.alone:
-            return self._slope
-        return self.peers.total(self._slope)
+        return self._slope
 
     def evidence(self) -> Evidence:
         """What a step that asks for all of the loss would do, to this batch and to samples left out of it."""
@@ -286,6 +291,7 @@ class ScaleFree(Batch):
 
     def ask(self, fraction: float) -> None:
         """Ask for this fraction of each sample's loss, and of the prior step, in the forward sweep."""
+        self._promise(fraction)
         self._take(fraction)
         r, self.target = self.target, self.target * fraction
         assert self._roots is not None
@@ -307,6 +313,15 @@ class ScaleFree(Batch):
                 system.cholesky, system.S = self._first, None
             elif system.S is not None:
                 system.cholesky, system.S = self._factor(system.S * self._roots), None
+
+    def _promise(self, fraction: float) -> None:
+        assert self._y is not None
+        priors = self._ms
+        if priors is None:
+            none = torch.zeros_like(self.L)
+            priors = torch.stack([none if system.m is None else system.m for system in self._systems])
+        sums = self._sums if self._sums is not None else [system.S for system in self._systems if system.S is not None]
+        shares.promise(self._stages, sums, self.root * self._y, priors, fraction)
 
     def _take(self, fraction: float) -> None:
         """Let all stages take this fraction of the prior."""
@@ -332,15 +347,3 @@ class ScaleFree(Batch):
         c = -(self.S @ (self.root * self._y))
         c = self._fraction * (c if self.m is None else c - self.m)
         return float(c.sum() + 0.5 * (self.L * c) @ c)
-
-
-def _size(stage: Stage, size: float) -> float:
-    """The root mean square of a layer's weights, and no less than at their start, or than that of a usual start."""
-    least = stage.state.get("least_size")
-    if least is None:
-        least, weight = max(size, LEAST_SIZE), stage.u[0]
-        if size <= LEAST_SIZE and weight.dim():
-            inputs = weight.numel() / max(1, weight.shape[stage.layer.weight_dims[1]])
-            least = (3 * max(1.0, inputs)) ** -0.5  # of torch's linear and convolutional layers
-        stage.state["least_size"] = least
-    return max(size, least)

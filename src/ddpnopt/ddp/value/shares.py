@@ -1,0 +1,75 @@
+"""How much of a step each layer makes: the same relative change for all, less where the network is curved along it.
+
+The slope of the loss along a layer's own update is known before the step, from its samples, and after it, from the next
+batch. What it has changed by, relative to the decrease that the layer promised, is the layer's *bend* c_t: 0 where the
+loss is straight along its update, 1 where the update has gone to the minimum, more beyond it. One length for all layers
+makes some of them overshoot while others have hardly begun. So their shares are multiplied by
+
+    exp(-GAIN (c_t - c)),       c the mean over the layers
+
+Before the step the next batch's slope is that of unseen samples: what other samples of the batch do to each one. A
+layer with noisy gradients has little slope before and after, and keeps its share.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ddpnopt.ddp.stage import Stage
+from ddpnopt.ddp.value.stage_cost import LEAST_SIZE
+
+GAIN = 2.0  # how strongly the bend of a layer acts on the logarithm of its share
+DECAY = 0.9  # of its running mean
+
+
+def correct(stages: list[Stage], slopes: list[float]) -> None:
+    """Take in the slope of this batch's loss along the last update of each layer, and set `share` of the stages."""
+    bends: list[tuple[Stage, float]] = []
+    for stage, slope in zip(stages, slopes, strict=True):
+        state = stage.state
+        promised, unseen = state.get("promised", (0.0, 0.0))
+        mean, weight = state.get("bend", (0.0, 0.0))
+        if promised > 0 and math.isfinite(slope):
+            bend = max(-1.0, min(1.0, (slope + unseen) / promised))
+            mean, weight = DECAY * mean + (1 - DECAY) * bend, DECAY * weight + 1 - DECAY
+            state["bend"] = (mean, weight)
+        if weight > 0:
+            bends.append((stage, mean / weight))
+    if bends:
+        middle = sum(bend for _, bend in bends) / len(bends)
+        for stage, bend in bends:
+            stage.eta *= math.exp(-GAIN * (bend - middle))
+
+
+def promise(stages: list[Stage], sums: list[Tensor] | Tensor, w: Tensor, priors: Tensor, fraction: float) -> None:
+    """Keep the first-order decrease that each layer's part of a step promises, of all samples and of unseen ones.
+
+    `sums` are S of the stages, last to first, (N, N), each with those behind it; `priors` what the prior of a stage
+    and those behind it do to each sample's loss, (T, N); w the weights of the samples.
+    """
+    if isinstance(sums, Tensor):
+        own, diagonals = sums @ w, torch.diagonal(sums, dim1=1, dim2=2)
+    else:
+        own, diagonals = torch.stack([S @ w for S in sums]), torch.stack([S.diagonal() for S in sums])
+    totals = torch.stack([(own + priors).sum(1), (own + priors - diagonals * w).sum(1)], 1)  # of stages t and behind
+    for stage, (of_all, of_others) in zip(stages, _differences(totals).tolist(), strict=True):
+        stage.state["promised"] = (fraction * of_all, fraction * max(0.0, of_others))
+
+
+def _differences(totals: Tensor) -> Tensor:
+    return torch.cat([totals[:1], totals.diff(dim=0)])
+
+
+def size_of(stage: Stage, size: float) -> float:
+    """The root mean square of a layer's weights, and no less than at their start, or than that of a usual start."""
+    least = stage.state.get("least_size")
+    if least is None:
+        least, weight = max(size, LEAST_SIZE), stage.u[0]
+        if size <= LEAST_SIZE and weight.dim():
+            inputs = weight.numel() / max(1, weight.shape[stage.layer.weight_dims[1]])
+            least = (3 * max(1.0, inputs)) ** -0.5  # of torch's linear and convolutional layers
+        stage.state["least_size"] = least
+    return max(size, least)
