@@ -111,18 +111,37 @@ class Root:
         if dim in (-1, a.dim() - 1):
             return a @ matrix
         if _is_inner(a, dim):
+            if a.stride(dim) == 1 and dim % a.dim() == 1 and a.dim() == 4 and a.shape[2] * a.shape[3] >= NARROW:
+                # channels last in memory: products with few rows are faster than one with few columns
+                return _left(matrix.T, a.flatten(2)).view(len(a), k, *a.shape[2:])
             return (a.movedim(dim, -1) @ matrix).movedim(-1, dim)
         return _left(matrix.T, _as_columns(a, dim)).view(*a.shape[:dim], k, *a.shape[dim:][1:])
 
     def _combinations(self, k: int) -> list[Tensor]:
-        """R Omega and R^-1 Omega."""
-        basis, n = self.kept["basis"], len(self.kept["basis"])
-        levels, lead = self.kept["levels"][: basis.shape[1]], k // 2
-        Q = basis[:, levels.argsort()[:lead]]  # the smallest roots have the largest moments
+        """R Omega and R^-1 Omega, both through the basis: the roots themselves need not be formed."""
+        basis, levels, factor = self.kept["basis"], self.kept["levels"], self.kept["factor"]
+        n, r = basis.shape
+        lead = min(k // 2, r)
         generator = torch.Generator().manual_seed(self.kept.get("seed", 0))
         Z = torch.randn(n, k - lead, generator=generator).to(basis) / (k - lead) ** 0.5
-        rows = torch.cat([Q, Z - Q @ (Q.T @ Z)], 1).T
-        return [self.times(rows, -1, times).T.contiguous() for times in (1, -1)]
+        Q, part = basis[:, r - lead :], basis.T @ Z  # the last of the basis have the largest moments
+        found = []
+        for power in (1, -1):
+            own = levels * factor if power == 1 else 1 / (levels * factor)
+            inside = own.clone() if self.dense else own[:-1] / own[-1] - 1
+            inside[r - lead :] = 0 if self.dense else -1  # no part of the leading directions in the others
+            others = basis @ (part * inside[:, None])
+            others = others if self.dense else (others + Z) * own[-1]
+            found.append(torch.cat([Q * own[r - lead : r], others], 1))
+        return found
+
+    def isometric(self, a: Tensor) -> Tensor:
+        """Numbers with the inner products of the root applied to a, along the last dimension."""
+        if not self.dense:
+            return self.times(a, -1)
+        return (a @ in_precision(self.kept["basis"], a.dtype)).mul_(
+            in_precision(self.kept["levels"], a.dtype) * self.kept["factor"]
+        )
 
     @property
     def mean_square(self) -> float:
