@@ -181,28 +181,38 @@ def observe(a: Tensor, dim: int, state: dict[str, Any], side: str, decay: float,
     """
     kept = dim % a.dim()
     n = a.shape[kept]
-    rows = a if kept == a.dim() - 1 else a.movedim(kept, -1)
-    rows = in_precision(rows.reshape(-1, n), torch.promote_types(rows.dtype, torch.float32))  # to be decomposed
-    share = 1.0 / max(1, len(rows))
-    mean = share * float(torch.linalg.vector_norm(rows)) ** 2 / n
-    if not peers.alone:
-        share *= peers.share(len(a))
-        mean = peers.total(mean * peers.share(len(a)))
-    if not torch.finfo(rows.dtype).tiny <= mean < math.inf:
+    a = in_precision(a, torch.promote_types(a.dtype, torch.float32))  # to be decomposed
+    share = n / max(1, a.numel())  # of each place
+    dense = n <= DENSE
+    product = _products(a, kept) if dense else _rows(a, kept)
+    mean = share * (float(product.trace()) if dense else float(torch.linalg.vector_norm(product)) ** 2) / n
+    of_process = 1.0 if peers.alone else peers.share(len(a))
+    mean = mean if peers.alone else peers.total(mean * of_process)
+    if not torch.finfo(a.dtype).tiny <= mean < math.inf:
         return
-    share *= (1 - decay) / mean
-    if n <= DENSE:
-        old = in_precision(state.get(side + "_moments"), rows.dtype)
-        if not peers.alone:
-            new = peers.sum([rows.T @ rows * share])[0]
-            state[side + "_moments"] = new if old is None else new.add_(old, alpha=decay)
-        elif old is None:
-            state[side + "_moments"] = (rows.T @ rows).mul_(share)
-        else:
-            state[side + "_moments"] = torch.addmm(old, rows.T, rows, beta=decay, alpha=share)
+    share *= of_process * (1 - decay) / mean
+    if dense:
+        new, old = product.mul_(share), in_precision(state.get(side + "_moments"), a.dtype)
+        new = new if peers.alone else peers.sum([new])[0]
+        state[side + "_moments"] = new if old is None else new.add_(old, alpha=decay)
     else:
-        _follow(rows, share, decay, state, side, peers)
+        _follow(product, share, decay, state, side, peers)
     note_scale(state, side, mean, decay)
+
+
+def _rows(a: Tensor, dim: int) -> Tensor:
+    """(places, n), the features of all places."""
+    return (a if dim == a.dim() - 1 else a.movedim(dim, -1)).reshape(-1, a.shape[dim])
+
+
+def _products(a: Tensor, dim: int) -> Tensor:
+    """The sum over all places of products of two features: (n, n)."""
+    n = a.shape[dim]
+    if dim == 1 < a.dim() - 1 and a.stride(1) != 1 and math.prod(a.shape[2:]) >= n:  # without a transposed copy
+        columns = a.flatten(2)
+        return torch.bmm(columns, columns.mT).sum(0)
+    rows = _rows(a, dim)
+    return rows.T @ rows
 
 
 def _follow(rows: Tensor, share: float, decay: float, state: dict[str, Any], side: str, peers: Peers) -> None:
