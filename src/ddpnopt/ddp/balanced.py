@@ -41,8 +41,7 @@ class SummedUp(ABC):
         return self.combine(w)
 
     def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
-        for weight, part in zip(u, self.combine(w), strict=True):
-            weight.add_(part, alpha=alpha)
+        torch._foreach_add_(u, self.combine(w), alpha=alpha)
 
 
 class OneGradient(SummedUp):

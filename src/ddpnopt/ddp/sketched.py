@@ -154,8 +154,8 @@ def _combined(root: Root, a: Tensor, dim: int, k: int) -> Tensor:
 
 
 def _step_combined(layer: Layer, balance: Mixing, weight: Tensor, k: int) -> Tensor:
-    """The same combinations of a step in the weight."""
-    for root, dim in ((balance.input_root, layer.weight_dims[0]), (balance.output_root, layer.weight_dims[1])):
+    """The same combinations of a step in the weight; of the outputs first, which are in front: no copy is needed."""
+    for root, dim in ((balance.output_root, layer.weight_dims[1]), (balance.input_root, layer.weight_dims[0])):
         many = weight.shape[dim] > k
         weight = root.sketch(weight, dim, k, inverse=True) if many else root.times(weight, dim, -1)
     return weight
