@@ -13,11 +13,12 @@ from ddpnopt._checks import ADVICE, finite_sum, not_finite
 from ddpnopt._collect import OUTSIDE, is_chain, not_at_outputs, one_recording, ran_unseen, why_open_loop
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
 from ddpnopt._losses import Losses, are_certain, kind_of, per_sample, recognised_losses, warn_uncertain
+from ddpnopt._penalties import penalties_of
 from ddpnopt._step_length import accept_length, choose_fraction, keep_update, take_back_if_wrong, watches_slope
 from ddpnopt._troubles import DEAD_EVERY
 from ddpnopt._value import Passes
 from ddpnopt.ddp.loss import as_flat, total_loss
-from ddpnopt.ddp.penalty import Penalties, is_penalty
+from ddpnopt.ddp.penalty import Penalties
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
@@ -26,7 +27,7 @@ from ddpnopt.errors import StepError
 from ddpnopt.linear.layer import add, in_precision
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
-from ddpnopt.trace.rescaling import Average, find_penalties, follow, penalty, scale, share_among_samples
+from ddpnopt.trace.rescaling import Average, find_penalties, follow, penalty, scale
 from ddpnopt.trace.scalar_outputs import beside_samples, change_of_scalars, true_loss
 
 if TYPE_CHECKING:
@@ -163,8 +164,7 @@ class Step:
         if opt.feedback:
             find_penalties(self.layers, average, peers, share)
             if opt.form.scale_free:
-                share_among_samples(self.layers, is_penalty)
-                self.penalties = Penalties.of([(r.extra, r.parameters) for r in self.layers if r.extra is not None])
+                self.penalties = penalties_of(self.layers, opt._capture)
                 total = self.penalties.taken_from(total)  # what is left is that of the outputs
             if opt._uses_losses:  # on the scale of the user's loss
                 value, total = total, opt._length.level(total)

@@ -127,7 +127,6 @@ class Capture(Intercepting):
         self.enabled = True
         self.keep_outputs = True  # h itself until its gradient arrives: the ledger needs <p_h, h>
         self._without_grad: list[nn.Parameter] = []  # whose weight gradient is being skipped at the moment
-        self._lost: set[ModelLayer] = set()  # to another capture
         self.arrivals = Arrivals()
         self.arrangement = Arrangement(weakref.proxy(self), batch_dim, allowed=reuse)
         self.arrivals.arrange = self.arrangement
@@ -182,6 +181,7 @@ class Capture(Intercepting):
         recording = Recording(args, kwargs, model.training, device, rng_state(device), autocast, self.arrivals)
         recording.serial = self._serial = self._serial + 1
         self._running = recording
+        self._watch_suspects(recording)
         if not recording.reads_variable:
             self._watch_loose(recording)
             return None
