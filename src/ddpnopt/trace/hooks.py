@@ -29,6 +29,7 @@ from ddpnopt.trace.fused import Fused
 from ddpnopt.trace.intercepting import Intercepting, transformed
 from ddpnopt.trace.loss_terms import MARK
 from ddpnopt.trace.model_layers import ModelLayer
+from ddpnopt.trace.random_numbers import RandomState
 from ddpnopt.trace.recording import (
     RETURNED,
     LayerRecord,
@@ -40,7 +41,7 @@ from ddpnopt.trace.recording import (
     leaves,
     on_gradient,
 )
-from ddpnopt.trace.replay import Playback, rng_state
+from ddpnopt.trace.replay import Playback
 from ddpnopt.trace.rescaling import watch_overflow
 from ddpnopt.trace.sources import Asked, Source, source_of
 from ddpnopt.trace.unseen import Unseen
@@ -178,7 +179,8 @@ class Capture(Intercepting):
         device = self.layers[0].parameters[0].device
         kind = device.type
         autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), kind)
-        recording = Recording(args, kwargs, model.training, device, rng_state(device), autocast, self.arrivals)
+        rng = RandomState.now(device, self.host.before())
+        recording = Recording(args, kwargs, model.training, device, rng, autocast, self.arrivals)
         recording.serial = self._serial = self._serial + 1
         self._running = recording
         self._watch_suspects(recording)
@@ -204,6 +206,7 @@ class Capture(Intercepting):
         recording, self._running = self._running, None
         if recording is None or output is None:  # not recorded, or the forward pass raised
             return None
+        recording.rng = recording.rng._replace(host=self.host.after(recording.rng.host))
         self.arrivals.seen_forward = True
         watch = partial(self._watch_output, recording)
         return watch(output) if isinstance(output, Tensor) else tree_map(watch, output)
