@@ -65,8 +65,7 @@ class Step:
         self.chosen = self.asked = 1.0  # the fraction of the first attempt, of the current one; without lr
         self.shorter = 1.0  # the current attempt, relative to the first
         self.updates: list[list[Tensor]] = []  # old minus new weights of the stages, where they have been judged
-        self.finite = False  # whether these are known to be finite
-        self._gradient_sum = 0.0
+        self.finite, self._gradient_sum = False, 0.0  # whether these are known to be finite
         self.certain = True  # whether the loss after the step is that of the user, and not of a guess
         self.loss_before: float | None = None  # None: nothing to judge the step by
         self.weights_before: dict[nn.Parameter, Tensor] = {}  # before the step, of parameters updated without feedback
@@ -109,8 +108,9 @@ class Step:
             raise StepError("step() without a backward pass: call loss.backward() first.")
         if opt.feedback:
             opt.report.open_loop = [opt._names[p] for p in self.rest]
-            if self.rest:
-                opt._parameters.warn_open_loop(opt.report.open_loop, OUTSIDE if unseen else why_open_loop(capture))
+            known = [opt._names[p] for p in capture.settled(self.rest)]
+            if known:
+                opt._parameters.warn_open_loop(known, OUTSIDE if unseen else why_open_loop(capture))
         if opt.feedback and opt.steps % DEAD_EVERY == DEAD_EVERY - 1:
             dead = [r.name for r in self.layers if r.p_h is not None and not r.p_h.any()]
             if 0 < len(dead) < len(self.layers):

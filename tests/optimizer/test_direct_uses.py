@@ -87,7 +87,7 @@ def take_step(opt: DDPNOpt, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
     return value.item()
 
 
-@pytest.mark.filterwarnings("ignore::ddpnopt.OpenLoopWarning")  # of the first two steps
+@pytest.mark.filterwarnings("error::ddpnopt.OpenLoopWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_the_gradients_of_the_samples_contain_every_use(name: str) -> None:
     build, data, loss = CASES[name]
@@ -114,7 +114,7 @@ def test_the_gradients_of_the_samples_contain_every_use(name: str) -> None:
         torch.testing.assert_close(found[each], torch.stack(wanted[each]))
 
 
-@pytest.mark.filterwarnings("ignore::ddpnopt.OpenLoopWarning")
+@pytest.mark.filterwarnings("error::ddpnopt.OpenLoopWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_every_parameter_gets_feedback_and_training_resumes(name: str) -> None:
     build, data, loss = CASES[name]

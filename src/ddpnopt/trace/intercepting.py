@@ -53,6 +53,7 @@ class Intercepting(Playback):
         self._lost: set[ModelLayer] = set()  # to another capture, or to the watch over loose parameters
         self._suspects: list[ModelLayer] = []  # layers whose weights the model may read past their forward
         self._suspected: set[ModelLayer] = set()  # all of them so far
+        self._loosened: list[ModelLayer] = []  # those that were found to be, since the last step
 
     def _enter(self, fused: Fused, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Let the module run as pieces with hooks, in a pass that is recorded, recomputed or replayed."""
@@ -84,6 +85,12 @@ class Intercepting(Playback):
         self._suspects += new
         self._suspected.update(new)
 
+    def settled(self, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+        """Without those that may have feedback in the next step: the next pass tells, or the last one has told."""
+        open_ = {p for each in (*self._suspects, *self._loosened) for p in each.parameters}
+        self._loosened.clear()
+        return [p for p in parameters if p not in open_]
+
     def _watch_suspects(self, recording: Recording) -> None:
         if self._suspects and not recording.autocast[0] and not self.compiled and not _has_compiled_parts(self.model):
             self._intercept(self, DirectUses(self._suspects))
@@ -95,6 +102,7 @@ class Intercepting(Playback):
             if any(samples * p.numel() > LARGEST for p in layer.parameters):
                 continue
             self._lost.add(layer)
+            self._loosened.append(layer)
             for own, p in layer.module.named_parameters(recurse=False):
                 if any(p is each for each in layer.parameters):
                     given = Given(tuple(p.shape))
