@@ -112,9 +112,9 @@ class Step:
             if known:
                 opt._parameters.warn_open_loop(known, OUTSIDE if unseen else why_open_loop(capture))
         if opt.feedback and opt.steps % DEAD_EVERY == DEAD_EVERY - 1:
-            dead = [r.name for r in self.layers if r.p_h is not None and not r.p_h.any()]
-            if 0 < len(dead) < len(self.layers):
-                opt._troubles.without_gradient(dead)
+            wide = [r for r in self.layers if len(r.layer.weight_shape) > 1]  # that of a bias may cancel (two passes)
+            dead = [r.name for r in wide if r.p_h is not None and not r.p_h.any()]
+            opt._troubles.without_gradient(dead, len(wide))
         others = *self.rest, *(p for layer in self.known for p in layer.parameters)
         gradients = (*(record.p_h for record in self.layers), *(p.grad for p in others))
         self._gradient_sum = finite_sum([g for g in gradients if g is not None])
