@@ -133,7 +133,9 @@ class Capture(Intercepting):
         self.arrivals.arrange = self.arrangement
         self._serial = 0
         self._anchor = torch.empty(0, requires_grad=True)
-        self._anchor_node = self._anchor.view_as(self._anchor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        with torch.enable_grad():
+            alias = self._anchor.view_as(self._anchor)
+        self._anchor_node = alias.grad_fn.next_functions[0][0]  # type: ignore[union-attr]
         # what notes all uses of the weight of the layer that is running, and its input
         self._noting: tuple[WeightUses, Tensor] | None = None
         self.wrapper: nn.Module | None = None  # DistributedDataParallel around the model, in the last forward pass
