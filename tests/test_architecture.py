@@ -31,14 +31,15 @@ MAY_IMPORT: dict[str, list[str]] = {
     "trace": [*BASE, "linear"],
     "_parameters": [*BASE, "linear", "curvature", "ddp", "trace"],
     "_losses": [*BASE, "linear", "ddp", "trace"],
+    "_penalties": [*BASE, "linear", "ddp", "trace"],
     "_value": [*BASE, "linear", "curvature", "ddp", "trace", "_losses"],
     "_step_length": [*BASE, "linear", "ddp"],
     "_troubles": BASE,
     "_capture_of": ["trace"],
     "_collect": [*BASE, "linear", "ddp", "trace", "_losses", "_value"],
     "_step": [
-        *BASE, "linear", "curvature", "ddp", "trace", "_parameters", "_losses", "_value", "_step_length", "_collect",
-        "_troubles",
+        *BASE, "linear", "curvature", "ddp", "trace", "_parameters", "_losses", "_penalties", "_value", "_step_length",
+        "_collect", "_troubles",
     ],
     "_derivative_step": [*BASE, "linear", "curvature", "ddp", "trace", "_value", "_collect", "_step_length", "_step"],
     "optimizer": [
@@ -49,7 +50,9 @@ MAY_IMPORT: dict[str, list[str]] = {
     "logging": [*BASE, "optimizer"],
     "control": ["errors", "_checks"],
 }  # fmt: skip
-SEE_DDP_AND_TRACE = {"_parameters", "_losses", "_value", "_collect", "_step", "_derivative_step", "optimizer"}
+SEE_DDP_AND_TRACE = {
+    "_parameters", "_losses", "_penalties", "_value", "_collect", "_step", "_derivative_step", "optimizer",
+}  # fmt: skip
 
 
 def room(path: Path) -> str:

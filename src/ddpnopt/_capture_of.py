@@ -1,4 +1,4 @@
-"""The hooks of an optimizer on its model, as its options ask for them."""
+"""The hooks of an optimizer on its model, as its options and the parameters that are not frozen ask for them."""
 
 from __future__ import annotations
 
@@ -30,3 +30,24 @@ def capture_of(opt: DDPNOpt, exclude: frozenset[str], weight_grads: bool, batch_
     )  # fmt: skip
     capture.arrivals.couples = opt.form.scale_free and feedback and not opt.data_parallel
     return capture
+
+
+def renew_capture(opt: DDPNOpt) -> None:
+    """Hooks with the layers that are new."""
+    before = opt._capture
+    before.remove()
+    opt._capture = capture_of(opt, *opt._capturing)
+    opt._capture.skip_weight_grads, opt._capture.untouched = before.skip_weight_grads, before.untouched
+
+
+def follow_unfrozen(opt: DDPNOpt) -> None:
+    """Train parameters that were frozen when the optimizer was made as soon as they are not: from the next pass on."""
+    frozen = [p for p in opt._frozen if not p.requires_grad]
+    if len(frozen) == len(opt._frozen):
+        return
+    opt._frozen = frozen
+    first, mine = opt.param_groups[0]["params"], set(opt._parameters)
+    new = {p for p in opt.model.parameters() if p.requires_grad and p not in mine}
+    if new:  # in the order of the model, as if they had been there from the start
+        first[:] = [p for p in opt.model.parameters() if p in new or any(p is each for each in first)]
+        renew_capture(opt)

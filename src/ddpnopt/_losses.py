@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt._checks import warn_user
-from ddpnopt.ddp.evidence import within_reach
+from ddpnopt.ddp.evidence import is_round, tolerance, within_reach
 from ddpnopt.ddp.loss import AnyLoss, UnknownLoss
 from ddpnopt.ddp.recognise import Search, recognise
 from ddpnopt.errors import UncertainLossWarning
@@ -41,7 +41,6 @@ def recognised_losses(
     `total` is the value of the batch loss, where the user has handed it over, and `value` that of `recognise`; `search`
     knows of earlier steps.
     """
-    rare = search is None or search.is_due()
     dtype = recording.layers[0].parameters[0].dtype
     found = [(z, q, _narrow(recording.outputs[k], recording.q[k])) for k, z, q in outputs_with_gradient(recording)]
     if not found:
@@ -59,10 +58,12 @@ def recognised_losses(
     elif total:  # the loss at the outputs of the samples is what the others leave; zero: it has no level
         beside = beside_samples(recording)
         total, value = total - beside, None if value is None else value - beside
+    rare = [True] * len(found) if search is None else search.is_due(len(found))
     if total is None or len(found) == 1:
         scale = None if search is None or len(found) > 1 else search.scale
         losses: Losses = [
-            (z, recognise(z, q, mean, total, narrow, value, rare=rare, scale=scale)) for z, q, narrow in found
+            (z, recognise(z, q, mean, total, narrow, value, rare=each, scale=scale))
+            for (z, q, narrow), each in zip(found, rare, strict=True)
         ]
     else:
         losses = _shared_out(total, found, mean, rare)
@@ -71,17 +72,22 @@ def recognised_losses(
     return losses
 
 
-def _shared_out(total: float, found: list[tuple[Tensor, Tensor, torch.dtype]], mean: bool, rare: bool) -> Losses:
+def _shared_out(total: float, found: list[tuple[Tensor, Tensor, torch.dtype]], mean: bool, rare: list[bool]) -> Losses:
     """The losses at several outputs, which add up to `total`: those that are not recognised get what is left."""
-    losses: Losses = [(z, recognise(z, q, mean, None, narrow, rare=rare)) for z, q, narrow in found]
+    losses: Losses = [
+        (z, recognise(z, q, mean, None, narrow, rare=each)) for (z, q, narrow), each in zip(found, rare, strict=True)
+    ]
     sums = [float(loss.per_sample(z).sum()) + loss.minimum() for z, loss in losses]
     open_ = [k for k, (_, loss) in enumerate(losses) if not loss.certain]
     rest = total - sum(value for k, value in enumerate(sums) if k not in open_)
     guessed = sum(sums[k] for k in open_)
+    squares = all(losses[k][1].kind == "squared_error" for k in open_)
     for k in open_:
         z, q, narrow = found[k]
         if rest <= 0 or len(open_) == 1:  # with nothing left they have no level
-            losses[k] = (z, recognise(z, q, mean, max(rest, 0.0), narrow, rare=rare))
+            losses[k] = (z, recognise(z, q, mean, max(rest, 0.0), narrow, rare=rare[k]))
+        elif squares and is_round(guessed / rest, tolerance(z.dtype, q.dtype, narrow)):  # all of the usual scale
+            losses[k] = (z, recognise(z, q, mean, rest * sums[k] / guessed, narrow, rare=rare[k]))
         elif guessed > 0:
             losses[k] = (z, UnknownLoss.adding_up_to(rest * sums[k] / guessed, z, q))
     return losses

@@ -91,19 +91,20 @@ class Parameters:
             l_u = None
             if first["weight_decay"] or last["weight_decay"]:
                 l_u = [p.detach() * group["weight_decay"] for p, group in zip(parameters, groups, strict=True)]
-            state = self._state_of(parameters)
-            state["parts"] = len(parameters)
+            parts = 0 if (layer if isinstance(layer, ModelLayer) else layer.model_layer).loosened else len(parameters)
+            state = self._state_of(parameters, parts)
+            state["parts"] = parts
             found.append(LayerSettings(float(first["lr"]), first["momentum"], l_u, state))
         return found
 
-    def _state_of(self, parameters: list[nn.Parameter]) -> dict[str, Any]:
-        """The state of parameters that are updated together, kept with the first.
+    def _state_of(self, parameters: list[nn.Parameter], parts: int = 1) -> dict[str, Any]:
+        """The state of parameters that are updated together, kept with the first; none: one on its own.
 
-        It starts again when others take part than before: a bias has been frozen or unfrozen, or a layer that was left
-        to the base optimizer has feedback now.
+        It starts again when others take part than before: a bias has been frozen or unfrozen, a layer that was left
+        to the base optimizer has feedback now, or a weight of a layer has turned out to have other uses.
         """
         state = self.state[parameters[0]]
-        if state.get("parts", 1) != len(parameters):
+        if state.get("parts", 1) != parts:
             for name in [name for name in state if name != "average"]:
                 del state[name]
         return state

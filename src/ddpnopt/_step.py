@@ -13,11 +13,12 @@ from ddpnopt._checks import ADVICE, finite_sum, not_finite
 from ddpnopt._collect import OUTSIDE, is_chain, not_at_outputs, one_recording, ran_unseen, why_open_loop
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
 from ddpnopt._losses import Losses, are_certain, kind_of, per_sample, recognised_losses, warn_uncertain
+from ddpnopt._penalties import penalties_of
 from ddpnopt._step_length import accept_length, choose_fraction, keep_update, take_back_if_wrong
 from ddpnopt._troubles import DEAD_EVERY
 from ddpnopt._value import Passes
 from ddpnopt.ddp.loss import as_flat, total_loss
-from ddpnopt.ddp.penalty import Penalties, is_penalty
+from ddpnopt.ddp.penalty import Penalties
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
@@ -26,7 +27,7 @@ from ddpnopt.errors import StepError
 from ddpnopt.linear.layer import add, in_precision
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
-from ddpnopt.trace.rescaling import Average, find_penalties, follow, penalty, scale, share_among_samples
+from ddpnopt.trace.rescaling import Average, find_penalties, follow, penalty, scale
 from ddpnopt.trace.scalar_outputs import beside_samples, change_of_scalars, true_loss
 
 if TYPE_CHECKING:
@@ -64,8 +65,7 @@ class Step:
         self.chosen = self.asked = 1.0  # the fraction of the first attempt, of the current one; without lr
         self.shorter = 1.0  # the current attempt, relative to the first
         self.updates: list[list[Tensor]] = []  # old minus new weights of the stages, where they have been judged
-        self.finite = False  # whether these are known to be finite
-        self._gradient_sum = 0.0
+        self.finite, self._gradient_sum = False, 0.0  # whether these are known to be finite
         self.certain = True  # whether the loss after the step is that of the user, and not of a guess
         self.loss_before: float | None = None  # None: nothing to judge the step by
         self.weights_before: dict[nn.Parameter, Tensor] = {}  # before the step, of parameters updated without feedback
@@ -108,12 +108,13 @@ class Step:
             raise StepError("step() without a backward pass: call loss.backward() first.")
         if opt.feedback:
             opt.report.open_loop = [opt._names[p] for p in self.rest]
-            if self.rest:
-                opt._parameters.warn_open_loop(opt.report.open_loop, OUTSIDE if unseen else why_open_loop(capture))
+            known = [opt._names[p] for p in capture.settled(self.rest)]
+            if known:
+                opt._parameters.warn_open_loop(known, OUTSIDE if unseen else why_open_loop(capture))
         if opt.feedback and opt.steps % DEAD_EVERY == DEAD_EVERY - 1:
-            dead = [r.name for r in self.layers if r.p_h is not None and not r.p_h.any()]
-            if 0 < len(dead) < len(self.layers):
-                opt._troubles.without_gradient(dead)
+            wide = [r for r in self.layers if len(r.layer.weight_shape) > 1]  # that of a bias may cancel (two passes)
+            dead = [r.name for r in wide if r.p_h is not None and not r.p_h.any()]
+            opt._troubles.without_gradient(dead, len(wide))
         others = *self.rest, *(p for layer in self.known for p in layer.parameters)
         gradients = (*(record.p_h for record in self.layers), *(p.grad for p in others))
         self._gradient_sum = finite_sum([g for g in gradients if g is not None])
@@ -163,8 +164,7 @@ class Step:
         if opt.feedback:
             find_penalties(self.layers, average, peers, share)
             if opt.form.scale_free:
-                share_among_samples(self.layers, is_penalty)
-                self.penalties = Penalties.of([(r.extra, r.parameters) for r in self.layers if r.extra is not None])
+                self.penalties = penalties_of(self.layers, opt._capture)
                 total = self.penalties.taken_from(total)  # what is left is that of the outputs
             if opt._uses_losses:  # on the scale of the user's loss
                 value, total = total, opt._length.level(total)

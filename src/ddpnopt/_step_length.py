@@ -110,9 +110,10 @@ def _norms(step: Step) -> list[float]:
 
 def _updates(step: Step) -> list[list[Tensor]]:
     """Old minus new weights of each stage."""
-    new = [w.detach() for stage in step.stages for w in stage.weights]
-    differences = iter(torch._foreach_sub([u for stage in step.stages for u in stage.u], new))
-    return [[next(differences) for _ in stage.u] for stage in step.stages]
+    unknown = [stage for stage in step.stages if stage.update is None]
+    new = [w.detach() for stage in unknown for w in stage.weights]
+    differences = iter(torch._foreach_sub([u for stage in unknown for u in stage.u], new) if unknown else ())
+    return [stage.update or [next(differences) for _ in stage.u] for stage in step.stages]
 
 
 def take_back_if_wrong(step: Step) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpnopt._averaging import EVERY, Averaging
-from ddpnopt._capture_of import capture_of
+from ddpnopt._capture_of import capture_of, follow_unfrozen, renew_capture
 from ddpnopt._checks import require
 from ddpnopt._derivative_step import step_of
 from ddpnopt._distributed import OVERFLOW, Group, unwrap
@@ -169,6 +169,7 @@ class DDPNOpt(HookedOptimizer):
         if lr is None:
             lr = 1.0 if scale_free else DEFAULT_LR
         chosen = [p for p in model.parameters() if p.requires_grad] if params is None else list(params)
+        self._frozen = [p for p in model.parameters() if not p.requires_grad and params is None]
         if not chosen:
             raise ModelError("The model has no trainable parameters.")
         check_devices(model)
@@ -259,6 +260,8 @@ class DDPNOpt(HookedOptimizer):
         self.steps += 1
         if self._averaging is not None and self.steps % EVERY == 0:
             self._averaging.update(self, self.steps // EVERY, self._capture.batch_norms)
+        if self._frozen:
+            follow_unfrozen(self)
         if not self.feedback:
             self._watch()
 
@@ -291,8 +294,7 @@ class DDPNOpt(HookedOptimizer):
         super().add_param_group(param_group)
         if hasattr(self, "_parameters"):  # not yet while the base class adds the first ones
             self._parameters.check(self.param_groups[-1])
-            self._capture.remove()
-            self._capture = capture_of(self, *self._capturing)  # with the layers that are new
+            renew_capture(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -176,3 +176,33 @@ def test_an_unfrozen_layer_moves_again(value: str) -> None:
     model[2].requires_grad_(True)
     train(model, opt, vectors, 1)
     assert not any(map(torch.equal, before, model[2].parameters()))
+
+
+@VALUES
+def test_a_layer_that_was_frozen_from_the_start_is_trained_once_it_is_not(value: str) -> None:
+    model = fcn()
+    first = next(m for m in model if isinstance(m, nn.Linear))
+    first.requires_grad_(False)
+    opt = DDPNOpt(model, lr=0.1, value=value)
+    schedule = Schedule.StepLR(opt, 2, 0.9)
+    train(model, opt, vectors, 2)
+    kept = first.weight.detach().clone()
+    first.requires_grad_(True)
+    train(model, opt, vectors, 2)
+    schedule.step()
+    assert not torch.equal(first.weight, kept)
+    assert opt.report.open_loop == []
+    again = DDPNOpt(copy.deepcopy(model), lr=0.1, value=value)
+    again.load_state_dict(opt.state_dict())  # in the order of the model
+
+
+def test_parameters_left_out_of_the_groups_stay_as_they_are_when_they_are_unfrozen() -> None:
+    model = fcn()
+    first, *others = [m for m in model if isinstance(m, nn.Linear)]
+    first.requires_grad_(False)
+    opt = DDPNOpt(model, params=[p for m in others for p in m.parameters()])
+    train(model, opt, vectors, 2)
+    kept = first.weight.detach().clone()
+    first.requires_grad_(True)
+    train(model, opt, vectors, 2)
+    assert torch.equal(first.weight, kept)

@@ -105,3 +105,43 @@ def test_bare_parameters_in_a_model_that_returns_its_loss_are_trained_with_feedb
     losses = train(opt, lambda: model(x, y), 60)
     assert losses[-1] < 1e-3 * losses[0]
     assert opt.report.open_loop == []
+
+
+class Shifted(nn.Embedding):
+    """A table of positions with a forward of its own, which counts them for each sample."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(torch.arange(ids.shape[1]).expand(len(ids), -1) + 2)
+
+
+class Scaled(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) * 3
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.out = Scaled(7, 4, padding_idx=1), Shifted(9, 4), nn.Linear(4, 7)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.out(torch.tanh(self.words(ids) + self.places(ids)))
+        return found
+
+
+def test_embeddings_with_a_forward_of_their_own_get_feedback() -> None:
+    model, ids = Words(), torch.randint(7, (B, 5))
+    y = torch.randint(7, (B, 5))
+    wanted: dict[str, list[Tensor]] = {"words.weight": [], "places.weight": []}
+    for i in range(B):
+        model.zero_grad()
+        (F.cross_entropy(model(ids[i : i + 1]).flatten(0, 1), y[i]) / B).backward()
+        for name, found in wanted.items():
+            found.append(model.get_parameter(name).grad.flatten().clone())  # type: ignore[union-attr]
+    model.zero_grad()
+    opt = DDPNOpt(model)
+    F.cross_entropy(model(ids).flatten(0, 1), y.flatten()).backward()
+    (recording,) = opt._capture.arrivals.take_all()
+    records = {record.name: record.p_h for record in recording.layers}
+    for name, each in wanted.items():
+        torch.testing.assert_close(records[name], torch.stack(each))

@@ -77,3 +77,45 @@ def test_a_squared_error_is_tried_first_after_a_squared_error_and_another_loss_i
         found.append(opt.report.loss)
     assert found == ["squared_error"] * 5 + ["cross_entropy"] * 3
     assert len(tried) == 4  # the first squared error, and the cross-entropies
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.body(x))
+        return self.a(h), self.b(h)
+
+
+def test_a_rare_form_at_one_output_is_found_in_every_step_beside_one_without_a_form() -> None:
+    torch.manual_seed(0)
+    model = TwoHeads()
+    opt, found = DDPNOpt(model), []
+    for _ in range(TRIES + AGAIN):
+        x, y = torch.randn(24, 8), torch.randint(4, (24,))
+        opt.zero_grad()
+        one, other = model(x)
+        (smoothed(one, y) + cosine(other, y)).backward()
+        opt.step()
+        found.append(opt.report.loss)
+    assert set(found) == {"cross_entropy + unknown"}
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_squared_errors_at_several_outputs_are_recognised_together(factor: float) -> None:
+    torch.manual_seed(0)
+    model = TwoHeads()
+    opt, target = DDPNOpt(model), torch.randn(24, 4)
+    losses = []
+    x = torch.randn(24, 8)
+    for _ in range(30):
+        opt.zero_grad()
+        one, other = model(x)
+        loss = factor * (F.mse_loss(one, target) + F.mse_loss(other, 2 * target))
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+        assert opt.report.loss == "squared_error"
+    assert losses[-1] < 0.5 * losses[0]

@@ -54,3 +54,15 @@ def test_layers_behind_dead_units_are_named() -> None:
     with pytest.warns(TrainingWarning, match="No gradient reaches 0: .*dead"):
         train()
     assert opt.report.loss == "cross_entropy"  # known without diagnostics
+
+
+def test_a_bias_whose_gradients_cancel_is_not_called_dead() -> None:
+    norm = nn.utils.parametrizations.spectral_norm
+    model = nn.Sequential(norm(nn.Linear(2, 8)), nn.LeakyReLU(0.2), norm(nn.Linear(8, 1)))
+    opt = DDPNOpt(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TrainingWarning)
+        for _ in range(30):  # within the margin of a hinge loss real and false samples pull the last bias equally
+            opt.zero_grad()
+            (F.relu(1 - model(torch.randn(16, 2))).mean() + F.relu(1 + model(torch.randn(16, 2))).mean()).backward()
+            opt.step()

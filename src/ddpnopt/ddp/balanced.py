@@ -41,8 +41,7 @@ class SummedUp(ABC):
         return self.combine(w)
 
     def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
-        for weight, part in zip(u, self.combine(w), strict=True):
-            weight.add_(part, alpha=alpha)
+        torch._foreach_add_(u, self.combine(w), alpha=alpha)
 
 
 class OneGradient(SummedUp):
@@ -194,7 +193,7 @@ def _sizes(layer: Layer, x: Tensor, p: Tensor) -> tuple[int, int, int, int, int]
     """Of a layer without groups: outputs, inputs x kernel, places of a sample's inputs and outputs, kernel."""
     O, C = layer.weight_shape[:2]
     J = prod(layer.weight_shape[1:])
-    return O, J, x[0].numel() // C, p[0].numel() // O, J // C
+    return O, J, x.numel() // (len(x) * C), p.numel() // (len(p) * O), J // C
 
 
 def _explicit(

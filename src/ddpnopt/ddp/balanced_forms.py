@@ -41,6 +41,6 @@ def sketched(
     if type(layer) is Linear and x.dim() == 2:
         return SketchedProducts(layer, x, p, balance, samples) if is_large(layer, samples, 1) else None
     if type(layer) is Linear or type(layer) is Conv:
-        large = is_large(layer, samples, p[0].numel() // layer.weight_shape[0])
+        large = is_large(layer, samples, p.numel() // (len(p) * layer.weight_shape[0]))
         return Sketched(layer, x, p, balance, samples) if large else None
     return None

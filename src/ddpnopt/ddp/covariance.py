@@ -111,18 +111,37 @@ class Root:
         if dim in (-1, a.dim() - 1):
             return a @ matrix
         if _is_inner(a, dim):
+            if a.stride(dim) == 1 and dim % a.dim() == 1 and a.dim() == 4 and a.shape[2] * a.shape[3] >= NARROW:
+                # channels last in memory: products with few rows are faster than one with few columns
+                return _left(matrix.T, a.flatten(2)).view(len(a), k, *a.shape[2:])
             return (a.movedim(dim, -1) @ matrix).movedim(-1, dim)
         return _left(matrix.T, _as_columns(a, dim)).view(*a.shape[:dim], k, *a.shape[dim:][1:])
 
     def _combinations(self, k: int) -> list[Tensor]:
-        """R Omega and R^-1 Omega."""
-        basis, n = self.kept["basis"], len(self.kept["basis"])
-        levels, lead = self.kept["levels"][: basis.shape[1]], k // 2
-        Q = basis[:, levels.argsort()[:lead]]  # the smallest roots have the largest moments
+        """R Omega and R^-1 Omega, both through the basis: the roots themselves need not be formed."""
+        basis, levels, factor = self.kept["basis"], self.kept["levels"], self.kept["factor"]
+        n, r = basis.shape
+        lead = min(k // 2, r)
         generator = torch.Generator().manual_seed(self.kept.get("seed", 0))
         Z = torch.randn(n, k - lead, generator=generator).to(basis) / (k - lead) ** 0.5
-        rows = torch.cat([Q, Z - Q @ (Q.T @ Z)], 1).T
-        return [self.times(rows, -1, times).T.contiguous() for times in (1, -1)]
+        Q, part = basis[:, r - lead :], basis.T @ Z  # the last of the basis have the largest moments
+        found = []
+        for power in (1, -1):
+            own = levels * factor if power == 1 else 1 / (levels * factor)
+            inside = own.clone() if self.dense else own[:-1] / own[-1] - 1
+            inside[r - lead :] = 0 if self.dense else -1  # no part of the leading directions in the others
+            others = basis @ (part * inside[:, None])
+            others = others if self.dense else (others + Z) * own[-1]
+            found.append(torch.cat([Q * own[r - lead : r], others], 1))
+        return found
+
+    def isometric(self, a: Tensor) -> Tensor:
+        """Numbers with the inner products of the root applied to a, along the last dimension."""
+        if not self.dense:
+            return self.times(a, -1)
+        return (a @ in_precision(self.kept["basis"], a.dtype)).mul_(
+            in_precision(self.kept["levels"], a.dtype) * self.kept["factor"]
+        )
 
     @property
     def mean_square(self) -> float:
@@ -162,28 +181,38 @@ def observe(a: Tensor, dim: int, state: dict[str, Any], side: str, decay: float,
     """
     kept = dim % a.dim()
     n = a.shape[kept]
-    rows = a if kept == a.dim() - 1 else a.movedim(kept, -1)
-    rows = in_precision(rows.reshape(-1, n), torch.promote_types(rows.dtype, torch.float32))  # to be decomposed
-    share = 1.0 / max(1, len(rows))
-    mean = share * float(torch.linalg.vector_norm(rows)) ** 2 / n
-    if not peers.alone:
-        share *= peers.share(len(a))
-        mean = peers.total(mean * peers.share(len(a)))
-    if not torch.finfo(rows.dtype).tiny <= mean < math.inf:
+    a = in_precision(a, torch.promote_types(a.dtype, torch.float32))  # to be decomposed
+    share = n / max(1, a.numel())  # of each place
+    dense = n <= DENSE
+    product = _products(a, kept) if dense else _rows(a, kept)
+    mean = share * (float(product.trace()) if dense else float(torch.linalg.vector_norm(product)) ** 2) / n
+    of_process = 1.0 if peers.alone else peers.share(len(a))
+    mean = mean if peers.alone else peers.total(mean * of_process)
+    if not torch.finfo(a.dtype).tiny <= mean < math.inf:
         return
-    share *= (1 - decay) / mean
-    if n <= DENSE:
-        old = in_precision(state.get(side + "_moments"), rows.dtype)
-        if not peers.alone:
-            new = peers.sum([rows.T @ rows * share])[0]
-            state[side + "_moments"] = new if old is None else new.add_(old, alpha=decay)
-        elif old is None:
-            state[side + "_moments"] = (rows.T @ rows).mul_(share)
-        else:
-            state[side + "_moments"] = torch.addmm(old, rows.T, rows, beta=decay, alpha=share)
+    share *= of_process * (1 - decay) / mean
+    if dense:
+        new, old = product.mul_(share), in_precision(state.get(side + "_moments"), a.dtype)
+        new = new if peers.alone else peers.sum([new])[0]
+        state[side + "_moments"] = new if old is None else new.add_(old, alpha=decay)
     else:
-        _follow(rows, share, decay, state, side, peers)
+        _follow(product, share, decay, state, side, peers)
     note_scale(state, side, mean, decay)
+
+
+def _rows(a: Tensor, dim: int) -> Tensor:
+    """(places, n), the features of all places."""
+    return (a if dim == a.dim() - 1 else a.movedim(dim, -1)).reshape(-1, a.shape[dim])
+
+
+def _products(a: Tensor, dim: int) -> Tensor:
+    """The sum over all places of products of two features: (n, n)."""
+    n = a.shape[dim]
+    if dim == 1 < a.dim() - 1 and a.stride(1) != 1 and math.prod(a.shape[2:]) >= n:  # without a transposed copy
+        columns = a.flatten(2)
+        return torch.bmm(columns, columns.mT).sum(0)
+    rows = _rows(a, dim)
+    return rows.T @ rows
 
 
 def _follow(rows: Tensor, share: float, decay: float, state: dict[str, Any], side: str, peers: Peers) -> None:

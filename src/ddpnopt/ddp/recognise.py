@@ -8,7 +8,7 @@ loss, if it is handed over, gives the scale where the gradient does not.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -30,14 +30,18 @@ class Search:
     steps: int = 0
     failures: int = 0  # in a row
     scale: float | None = None  # of the squared error that was found in the last step
+    known: set[int] = field(default_factory=set)  # the outputs whose loss was found in the last step
 
-    def is_due(self) -> bool:
+    def is_due(self, outputs: int) -> list[bool]:
+        """Whether to try them in this step, at each of several outputs."""
         self.steps += 1
-        return self.failures < TRIES or self.steps % AGAIN == 0
+        due = self.failures < TRIES or self.steps % AGAIN == 0
+        return [due or k in self.known for k in range(outputs)]
 
     def note(self, losses: list[AnyLoss]) -> None:
         """What was found in a step."""
-        success = all(loss.certain or loss.kind not in NO_FORM for loss in losses)
+        self.known = {k for k, loss in enumerate(losses) if loss.certain or loss.kind not in NO_FORM}
+        success = len(self.known) == len(losses)
         self.failures = 0 if success else self.failures + 1
         only = losses[0] if len(losses) == 1 and success else None
         weight = only.weight if isinstance(only, Loss) and only.kind == "squared_error" else None

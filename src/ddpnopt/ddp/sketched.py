@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt.ddp.balance import Mixing
-from ddpnopt.ddp.balanced import EMPTY, BalancedGradients, OneGradient, OuterProducts, explicit_effect
+from ddpnopt.ddp.balanced import EMPTY, BalancedGradients, OneGradient, OuterProducts
 from ddpnopt.ddp.covariance import Root
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.layer import Layer, Parts, in_precision, per_sample_dot
@@ -70,14 +70,15 @@ class Sketched(OneGradient):
     balance: Mixing
 
     def __init__(self, layer: Linear | Conv, x: Tensor, p: Tensor, balance: Mixing, samples: int) -> None:
-        super().__init__(layer, x, p, balance)
+        # the bias, for which no combinations are needed, is kept apart
+        super().__init__(replace(layer, bias=False) if layer.bias else layer, x, p, balance)
         self.k = combinations(layer, samples)
         shape = (min(layer.weight_shape[0], self.k), min(layer.weight_shape[1], self.k), *layer.weight_shape[2:])
         self.small = replace(layer, weight_shape=shape, bias=False)
         dim = layer.feature_dims[1]
         assert dim is not None
         self._p = _combined(balance.output_root, p, dim, self.k)
-        self._bias = balance.output_root.times(layer.rows(p).sum((1, 2)), -1) if layer.bias else None  # (B, O)
+        self._sums = layer.rows(p).sum((1, 2)) if layer.bias else None  # (B, O)
         self._explicit: Explicit | None = None
 
     def _inputs(self, x: Tensor) -> Tensor:
@@ -88,7 +89,9 @@ class Sketched(OneGradient):
     def combined(self) -> Explicit:
         if self._explicit is None:
             self._explicit = Explicit(self.small, self._inputs(self.x), self._p)
-            self._explicit.x, self._explicit.bias = EMPTY, self._bias
+            self._explicit.x = EMPTY
+            if self._sums is not None:
+                self._explicit.bias = self.balance.output_root.isometric(self._sums)
         return self._explicit
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
@@ -97,12 +100,22 @@ class Sketched(OneGradient):
         return found
 
     def effect(self, step: Parts) -> Tensor:
-        return explicit_effect(self.combined(), _step_combined(self.layer, self.balance, step, self.k))
+        weight = _step_combined(self.layer, self.balance, step[0], self.k)
+        return self._with_bias(self.combined().weight.flatten(1) @ weight.flatten(), step)
 
     def effect_at(self, x: Tensor, step: Parts) -> Tensor:
-        weight, *bias = _step_combined(self.layer, self.balance, step, self.k)
+        weight = _step_combined(self.layer, self.balance, step[0], self.k)
         effect = per_sample_dot(self._p, self.small.apply(self._inputs(in_precision(x, self.x.dtype)), [weight]))
-        return effect if self._bias is None else effect.addmv_(self._bias, bias[0])
+        return self._with_bias(effect, step)
+
+    def _with_bias(self, effect: Tensor, step: Parts) -> Tensor:
+        return effect if self._sums is None else effect.addmv_(self._sums, step[1])
+
+    def combine(self, w: Tensor) -> Parts:
+        found = super().combine(w)
+        if self._sums is None:
+            return found
+        return [*found, self.balance.output_root.times(torch.mv(self._sums.T, in_precision(w, self._sums.dtype)), 0, 2)]
 
 
 class SketchedProducts(OuterProducts):
@@ -130,9 +143,9 @@ class SketchedProducts(OuterProducts):
         return self._effect(self._inputs(in_precision(x, self.x.dtype)), step)
 
     def _effect(self, combined: Tensor, step: Parts) -> Tensor:
-        weight, *bias = _step_combined(self.layer, self.balance, step, self.k)
+        weight = _step_combined(self.layer, self.balance, step[0], self.k)
         effect = torch.linalg.vecdot(self._p, combined @ weight.T)
-        return effect.addmv_(self.p, step[1]) if bias else effect
+        return effect.addmv_(self.p, step[1]) if len(step) > 1 else effect
 
 
 def _combined(root: Root, a: Tensor, dim: int, k: int) -> Tensor:
@@ -140,13 +153,12 @@ def _combined(root: Root, a: Tensor, dim: int, k: int) -> Tensor:
     return root.sketch(a, dim, k) if a.shape[dim] > k else root.times(a, dim)
 
 
-def _step_combined(layer: Layer, balance: Mixing, step: Parts, k: int) -> Parts:
-    """The same combinations of a step in the weights, and its bias in balanced variables."""
-    weight = step[0]
-    for root, dim in ((balance.input_root, layer.weight_dims[0]), (balance.output_root, layer.weight_dims[1])):
+def _step_combined(layer: Layer, balance: Mixing, weight: Tensor, k: int) -> Tensor:
+    """The same combinations of a step in the weight; of the outputs first, which are in front: no copy is needed."""
+    for root, dim in ((balance.output_root, layer.weight_dims[1]), (balance.input_root, layer.weight_dims[0])):
         many = weight.shape[dim] > k
         weight = root.sketch(weight, dim, k, inverse=True) if many else root.times(weight, dim, -1)
-    return [weight, *(balance.output_root.times(part, 0, -1) for part in step[1:])]
+    return weight
 
 
 def _with_norms(combined: Tensor, a: Tensor, raised: Tensor) -> Tensor:

@@ -47,6 +47,7 @@ class Stage:
     fraction: float = 1.0  # of the prior that the step takes
     size: float = 1.0  # root mean square of the weights, where eta is relative to it
     changed: bool = field(default=False, init=False)  # whether `weights` differ from u
+    update: Parts | None = field(default=None, init=False)  # old minus new weights, where the ledger has needed them
     _gradients: SampleGradients | None = field(default=None, init=False)
     _balanced: BalancedGradients | None = field(default=None, init=False)
 
@@ -190,15 +191,15 @@ class Displacement:
                 own = own - per_sample_dot(stage.p_x[0], x_hat.to(stage.x.dtype), stage.x)
             entries = [own]
         else:
-            du = [new - old for new, old in zip(stage.weights, stage.u, strict=True)]
+            update = stage.update = list(torch._foreach_sub(stage.u, stage.weights))
             x_hat = x_hat.to(stage.x.dtype)
             if stage.later is not None:  # which have not run yet: the new weights on the recorded inputs
                 x_hat = stage.layer.together([x_hat, stage.later])
             if stage.sketched is not None:
-                entries = [stage.sketched.effect_at(x_hat, du)]
+                entries = [stage.sketched.effect_at(x_hat, update).neg_()]
             else:
-                dh = stage.layer.apply(x_hat, du)
-                entries = [per_sample_dot(p, dh) for p in stage.p_h]
+                dh = stage.layer.apply(x_hat, update)
+                entries = [per_sample_dot(p, dh).neg_() for p in stage.p_h]
         before = self._ledger
         self._ledger = entries if before is None else [a + b for a, b in zip(before, entries, strict=True)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from ddpnopt.curvature.base import Curvature, Seen, State
@@ -119,8 +120,7 @@ def _update_balanced(stage: Stage, d: Direction, policy: Policy, log: Log | None
         log[stage.name] = LayerReport(*(stage.eta * norm(part) for part in (open_loop, feedback, d.parts())))
     d.add_to(stage.weights, -stage.eta)
     for share, step in stage.prior:
-        for weight, part in zip(stage.weights, step, strict=True):
-            weight.sub_(part, alpha=stage.fraction * share)
+        torch._foreach_sub_(stage.weights, step, alpha=stage.fraction * share)
 
 
 def descend(

@@ -19,6 +19,7 @@ from ddpnopt.linear.layer import Layer, Parts
 CHANNELS = 32  # of a group from which on each kernel offset is a product of its own: large enough without copies
 WINDOWS = 100_000  # numbers of one sample's input up to which all kernel offsets are processed together
 GROUPED_CHANNELS, GROUPED_PAIRS = 8, 1024  # least input channels, most pairs with outputs, of a grouped convolution
+GROUPED_OUTPUTS = 8  # up to which one with fewer inputs is grouped, too
 GROUPED_PLACES = 32  # pairs for each place at which a convolution with a stride is applied, at most
 COLUMNS = 32  # inputs x kernel up to which all patches are copied where channels are last in memory
 CACHED = 600_000  # numbers of inputs and output gradients processed at once, to stay in the cache
@@ -180,7 +181,11 @@ class Conv(Layer):
         pairs = self.weight_shape[0] * self.weight_shape[1]
         if any(s > 1 for s in self.stride):
             return pairs <= GROUPED_PLACES * v[0, 0].numel()
-        return self.weight_shape[1] >= GROUPED_CHANNELS and pairs <= GROUPED_PAIRS
+        if pairs > GROUPED_PAIRS:
+            return False
+        # with fewer input channels, few patches are copied sooner, unless the channels are last in memory
+        many = v.stride(1) == 1 and prod(self.weight_shape[1:]) > COLUMNS
+        return self.weight_shape[1] >= GROUPED_CHANNELS or self.weight_shape[0] <= GROUPED_OUTPUTS or many
 
     def _as_groups(self, x: Tensor, v: Tensor) -> Tensor:
         """One convolution in which every sample is a group of its own: the gradient of its weights is that we want."""

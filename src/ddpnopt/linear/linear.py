@@ -53,6 +53,10 @@ class Linear(Layer):
     def together(self, uses: list[Tensor]) -> Tensor:
         return torch.cat([use.reshape(len(use), -1, use.shape[-1]) for use in uses], 1)
 
+    def sample_grads(self, x: Tensor, v: Tensor) -> Tensor:
+        x, v = (a if a.dim() == 3 else a.reshape(len(a), -1, a.shape[-1]) for a in (x, v))
+        return torch.bmm(v.mT, x)[:, None]
+
     def form_over_places(
         self, x: Tensor, p: Tensor, others: int, recompute: bool | None
     ) -> type[Explicit] | type[ByPlaces] | None:

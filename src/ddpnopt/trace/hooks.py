@@ -29,6 +29,7 @@ from ddpnopt.trace.fused import Fused
 from ddpnopt.trace.intercepting import Intercepting, transformed
 from ddpnopt.trace.loss_terms import MARK
 from ddpnopt.trace.model_layers import ModelLayer
+from ddpnopt.trace.random_numbers import RandomState
 from ddpnopt.trace.recording import (
     RETURNED,
     LayerRecord,
@@ -40,7 +41,7 @@ from ddpnopt.trace.recording import (
     leaves,
     on_gradient,
 )
-from ddpnopt.trace.replay import Playback, rng_state
+from ddpnopt.trace.replay import Playback
 from ddpnopt.trace.rescaling import watch_overflow
 from ddpnopt.trace.sources import Asked, Source, source_of
 from ddpnopt.trace.unseen import Unseen
@@ -127,13 +128,14 @@ class Capture(Intercepting):
         self.enabled = True
         self.keep_outputs = True  # h itself until its gradient arrives: the ledger needs <p_h, h>
         self._without_grad: list[nn.Parameter] = []  # whose weight gradient is being skipped at the moment
-        self._lost: set[ModelLayer] = set()  # to another capture
         self.arrivals = Arrivals()
         self.arrangement = Arrangement(weakref.proxy(self), batch_dim, allowed=reuse)
         self.arrivals.arrange = self.arrangement
         self._serial = 0
         self._anchor = torch.empty(0, requires_grad=True)
-        self._anchor_node = self._anchor.view_as(self._anchor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        with torch.enable_grad():
+            alias = self._anchor.view_as(self._anchor)
+        self._anchor_node = alias.grad_fn.next_functions[0][0]  # type: ignore[union-attr]
         # what notes all uses of the weight of the layer that is running, and its input
         self._noting: tuple[WeightUses, Tensor] | None = None
         self.wrapper: nn.Module | None = None  # DistributedDataParallel around the model, in the last forward pass
@@ -179,9 +181,11 @@ class Capture(Intercepting):
         device = self.layers[0].parameters[0].device
         kind = device.type
         autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), kind)
-        recording = Recording(args, kwargs, model.training, device, rng_state(device), autocast, self.arrivals)
+        rng = RandomState.now(device, self.host.before())
+        recording = Recording(args, kwargs, model.training, device, rng, autocast, self.arrivals)
         recording.serial = self._serial = self._serial + 1
         self._running = recording
+        self._watch_suspects(recording)
         if not recording.reads_variable:
             self._watch_loose(recording)
             return None
@@ -204,6 +208,7 @@ class Capture(Intercepting):
         recording, self._running = self._running, None
         if recording is None or output is None:  # not recorded, or the forward pass raised
             return None
+        recording.rng = recording.rng._replace(host=self.host.after(recording.rng.host))
         self.arrivals.seen_forward = True
         watch = partial(self._watch_output, recording)
         return watch(output) if isinstance(output, Tensor) else tree_map(watch, output)

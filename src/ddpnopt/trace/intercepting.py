@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 
 from ddpnopt.linear.given import Given
 from ddpnopt.linear.lookup import Lookup
+from ddpnopt.trace.direct_uses import DirectUses
 from ddpnopt.trace.fused import Fused, Holder, Interception
 from ddpnopt.trace.layer_uses import shared
-from ddpnopt.trace.loose import Made, Uses
+from ddpnopt.trace.loose import LARGEST, Made, Uses
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import EMPTY, LayerRecord, Recording, is_derivative
 from ddpnopt.trace.replay import Playback
@@ -48,6 +50,10 @@ class Intercepting(Playback):
         self._skipped: set[str] = set()  # layers that have run in a recorded pass without their weight gradient
         self._running: Recording | None = None  # between the model's first and last instruction
         self._interceptions = threading.local()  # micro-batches replay in threads of their own
+        self._lost: set[ModelLayer] = set()  # to another capture, or to the watch over loose parameters
+        self._suspects: list[ModelLayer] = []  # layers whose weights the model may read past their forward
+        self._suspected: set[ModelLayer] = set()  # all of them so far
+        self._loosened: list[ModelLayer] = []  # those that were found to be, since the last step
 
     def _enter(self, fused: Fused, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Let the module run as pieces with hooks, in a pass that is recorded, recomputed or replayed."""
@@ -59,8 +65,8 @@ class Intercepting(Playback):
         if wanted and fused.applies():
             self._intercept(fused, Interception(fused.replacements()))
 
-    def _intercept(self, owner: Any, mode: Interception | Uses) -> None:
-        mode.__enter__()  # type: ignore[no-untyped-call]
+    def _intercept(self, owner: Any, mode: Interception | Uses | DirectUses) -> None:
+        mode.__enter__()
         self._interceptions.__dict__.setdefault("entered", []).append((owner, mode))
 
     def _watch_loose(self, recording: Recording) -> None:
@@ -72,6 +78,36 @@ class Intercepting(Playback):
         constants, ignores = self._constants(recording), partial(_ignores, weakref.ref(recording))
         recording.loose = Uses(self._loose, touch, samples, constants=constants, ignores=ignores)
         self._intercept(self, recording.loose)
+
+    def suspect(self, layers: Iterable[ModelLayer]) -> None:
+        """Look in the next pass whether the model reads the weights of these layers past their forward."""
+        new = [each for each in layers if each.part_of is None and each not in self._suspected | self._lost]
+        self._suspects += new
+        self._suspected.update(new)
+
+    def settled(self, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+        """Without those that may have feedback in the next step: the next pass tells, or the last one has told."""
+        open_ = {p for each in (*self._suspects, *self._loosened) for p in each.parameters}
+        self._loosened.clear()
+        return [p for p in parameters if p not in open_]
+
+    def _watch_suspects(self, recording: Recording) -> None:
+        if self._suspects and not recording.autocast[0] and not self.compiled and not _has_compiled_parts(self.model):
+            self._intercept(self, DirectUses(self._suspects))
+            self._suspects = []
+
+    def _loosen(self, layers: Iterable[ModelLayer], samples: int) -> None:
+        """From the next pass on the weights of these layers belong to no layer, so that all of their uses count."""
+        for layer in layers:
+            if any(samples * p.numel() > LARGEST for p in layer.parameters):
+                continue
+            self._lost.add(layer)
+            self._loosened.append(layer)
+            for own, p in layer.module.named_parameters(recurse=False):
+                if any(p is each for each in layer.parameters):
+                    given = Given(tuple(p.shape))
+                    self._loose[p] = ModelLayer(f"{layer.name}.{own}", Holder(p), given, loosened=True)
+                    self._modules.add(self._loose[p].module)
 
     def _without_samples(self, layer: ModelLayer, ids: Tensor, recording: Recording) -> bool:
         """Whether an embedding has the same ids for all samples: then its rows are values that the samples share."""
@@ -95,4 +131,11 @@ class Intercepting(Playback):
     def _leave(self, fused: Any, *_: Any) -> None:
         entered = self._interceptions.__dict__.get("entered")
         if entered and entered[-1][0] is fused:
-            entered.pop()[1].__exit__(None, None, None)
+            self._close(entered.pop()[1])
+            if entered and entered[-1][0] is fused and isinstance(entered[-1][1], DirectUses):
+                self._close(entered.pop()[1])
+
+    def _close(self, mode: Interception | Uses | DirectUses) -> None:
+        mode.__exit__(None, None, None)
+        if isinstance(mode, DirectUses) and self._running is not None:
+            self._loosen(mode.found, self._running.samples())

@@ -118,8 +118,7 @@ class MicroBatches:
     def replay(self, recording: Recording, control: AtLayer, observe: AtLayer | None = None) -> list[Tensor]:
         """control and observe get all samples of a layer together."""
         turns = [Turn(partial(self._run, part, observe is not None)) for part in recording.parts]
-        devices = [recording.device] if recording.device.type == "cuda" else []
-        with self.capture.buffers_kept(), torch.random.fork_rng(devices=devices):
+        with self.capture.buffers_kept(), self.capture.random_numbers_kept(recording.device):
             try:
                 while True:
                     pauses = [turn.resume() for turn in turns]

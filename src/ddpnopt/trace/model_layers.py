@@ -81,8 +81,7 @@ def describe(module: nn.Module) -> Layer | None:
         return Linear(shape, has_bias)
     if forward is nn.Embedding.forward:
         assert isinstance(module, nn.Embedding)
-        plain = module.max_norm is None and not module.scale_grad_by_freq
-        return Lookup(shape, module.padding_idx) if plain else None
+        return Lookup(shape, module.padding_idx) if _is_plain(module) else None
     if forward not in _CONVOLUTIONS:
         return describe_norm(module, weight, has_bias) or _from_libraries(module, shape, has_bias)
     assert isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
@@ -101,6 +100,11 @@ def describe(module: nn.Module) -> Layer | None:
     )
 
 
+def _is_plain(embedding: nn.Embedding) -> bool:
+    """Whether the gradient of a row is the sum of those at its uses, and nothing else changes the rows."""
+    return embedding.max_norm is None and not embedding.scale_grad_by_freq
+
+
 @dataclass(eq=False)
 class ModelLayer:
     """A supported layer of the model: what stays the same from step to step."""
@@ -109,6 +113,7 @@ class ModelLayer:
     module: nn.Module
     layer: Layer
     part_of: Fused | None = None  # the fused module that this is a piece of
+    loosened: bool = False  # whether the parameter was taken from a layer whose weight has other uses
 
     def __post_init__(self) -> None:
         weight = self.module._parameters["weight"]
@@ -213,7 +218,7 @@ def _loose(
     done = {p for layer in layers for p in layer.parameters}
     found = []
     for name, module in modules.items():
-        special = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and describe(module) is None
+        special = isinstance(module, nn.EmbeddingBag) or (isinstance(module, nn.Embedding) and not _is_plain(module))
         excluded = any(name == e or name.startswith(f"{e}.") for e in exclude)
         for own, p in module._parameters.items():
             if p is None or p in done or p not in mine or not p.requires_grad:

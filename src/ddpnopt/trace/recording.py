@@ -19,6 +19,7 @@ from ddpnopt.linear.given import Given
 from ddpnopt.linear.lookup import Lookup
 from ddpnopt.trace.layout import Layout
 from ddpnopt.trace.model_layers import ModelLayer
+from ddpnopt.trace.random_numbers import RandomState
 
 if TYPE_CHECKING:
     from ddpnopt.trace.arrivals import Arrivals
@@ -79,7 +80,7 @@ class Recording:
     kwargs: dict[str, Any]
     training: bool
     device: torch.device
-    rng: tuple[Tensor, Tensor | None]
+    rng: RandomState
     autocast: tuple[bool, torch.dtype, str]
     arrivals: Arrivals
     layers: list[LayerRecord] = field(default_factory=list)

@@ -18,6 +18,7 @@ from ddpnopt.trace.layer_uses import later, together
 from ddpnopt.trace.loose import Touch, Uses, Watch
 from ddpnopt.trace.max_pooling import PlainMaxPooling
 from ddpnopt.trace.model_layers import ModelLayer
+from ddpnopt.trace.random_numbers import HostGenerators, HostState, RandomState
 from ddpnopt.trace.recording import Recording
 from ddpnopt.trace.visitors import Cut, Probe, Tape, Visitor
 
@@ -25,18 +26,6 @@ ALIKE = 0.05  # relative difference of gradients up to which they are taken for 
 
 AtLayer = Callable[[int, Tensor], None]
 """Called with the index of a layer and its input or output."""
-
-
-def rng_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Of the CPU and of the device that the model is on."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-
-def set_rng_state(state: tuple[Tensor, Tensor | None], device: torch.device) -> None:
-    cpu, cuda = state
-    torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state(cuda, device)
 
 
 def _linked(links: dict[int, int], outputs: list[Tensor], leaf: Any) -> Any:
@@ -54,6 +43,7 @@ class Playback:
         self.model, self.layers = model, layers
         self.input_gradients = input_gradients  # layers whose gradient at the input, p_x, is recorded
         self._visitor: Visitor | None = None
+        self.host = HostGenerators()
         self.from_outputs: bool | None = None  # whether all gradients come from the outputs, once that has been asked
         self._images = any(len(each.layer.weight_shape) == 4 for each in layers)  # whether there may be pooling
         self._modules = {each.module for each in layers}
@@ -69,15 +59,15 @@ class Playback:
         same = not enabled and not torch.is_autocast_enabled(kind)
         autocast: Any = nullcontext() if same else torch.autocast(kind, dtype=dtype, enabled=enabled)
         buffers: Any = self.buffers_kept() if self._with_buffers else nullcontext()
-        current = rng_state(recording.device)
+        current = recording.rng.like_now(recording.device)
         self._visitor = visitor
         Playback.replays += 1
         try:
             with buffers, autocast:
-                set_rng_state(recording.rng, recording.device)
+                recording.rng.restore(recording.device)
                 yield
         finally:
-            set_rng_state(current, recording.device)
+            current.restore(recording.device)
             if visitor is not None:
                 visitor.restore()
             self._visitor = None
@@ -112,10 +102,19 @@ class Playback:
     @contextmanager
     def suspended(self, device: torch.device) -> Iterator[None]:
         """In the middle of a replay: let another one run, then continue with this one's random numbers."""
-        visitor, rng = self._visitor, rng_state(device)
-        yield
+        visitor = self._visitor
+        with self.random_numbers_kept(device):
+            yield
         self._visitor = visitor
-        set_rng_state(rng, device)
+
+    @contextmanager
+    def random_numbers_kept(self, device: torch.device) -> Iterator[None]:
+        """Let the random numbers go on as if none had been drawn."""
+        before = RandomState.now(device, HostState.now() if self.host.used else None)
+        try:
+            yield
+        finally:
+            before.restore(device)
 
     def replay(self, recording: Recording, control: AtLayer, observe: AtLayer | None = None) -> list[Tensor]:
         """Run the forward pass again: control(t, x) before layer t (it may change the weights), observe(t, h) after."""

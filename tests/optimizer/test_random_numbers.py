@@ -1,0 +1,75 @@
+"""A replay draws what the recorded pass has drawn, also from the generators of Python and numpy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddpnopt import DDPNOpt
+
+DRAWS: dict[str, Callable[[], float]] = {
+    "python": random.random,
+    "numpy": lambda: float(np.random.rand()),  # noqa: NPY002 - what models use
+    "torch": lambda: float(torch.rand(())),
+}
+
+
+class Choosing(nn.Module):
+    """Scales its inputs by a number that it draws."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.a, self.b, self.draw = nn.Linear(5, 6), nn.Linear(6, 3), draw
+        self.drawn: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.drawn.append(self.draw())
+        found: Tensor = self.b(torch.tanh(self.a(x * (1 + self.drawn[-1]))))
+        return found
+
+
+def seed() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+
+
+@pytest.mark.parametrize("passes", [1, 2], ids=["one pass", "micro-batches"])
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_replay_draws_the_numbers_of_the_recorded_pass(name: str, passes: int) -> None:
+    model, draw = Choosing(DRAWS[name]), DRAWS[name]
+    opt = DDPNOpt(model)
+    x, y = torch.randn(8, 5), torch.randint(3, (8,))
+    seed()
+    wanted = [draw() for _ in range(6 * passes)]
+    seed()
+    for step in range(5):
+        opt.zero_grad()
+        model.drawn.clear()
+        for _ in range(passes):
+            (F.cross_entropy(model(x), y) / passes).backward()
+        opt.step()
+        mine = wanted[step * passes : (step + 1) * passes]
+        assert model.drawn[:passes] == mine
+        assert len(model.drawn) > passes
+        assert set(model.drawn) == set(mine)
+    assert draw() == wanted[5 * passes]  # the stream goes on as if there had been one pass
+
+
+def test_a_model_that_draws_nothing_has_no_state_of_the_host_kept() -> None:
+    model = nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), nn.Linear(6, 3))
+    opt = DDPNOpt(model)
+    x, y = torch.randn(8, 5), torch.randint(3, (8,))
+    for _ in range(5):
+        random.random()  # by the training loop, between the passes
+        opt.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        assert opt._capture.arrivals.recordings[0].rng.host is None
+        opt.step()
+    assert not opt._capture.host.used
