@@ -37,7 +37,7 @@ from ddpnopt.trace.loose_functions import (
     SUMS,
     WITH_RULES,
 )
-from ddpnopt.trace.loose_rules import TRANSPOSED, gradients, of_transposed_convolution
+from ddpnopt.trace.loose_rules import TRANSPOSED, gradients, of_linear, of_transposed_convolution
 from ddpnopt.trace.recording import on_gradient
 
 LARGEST = 2**25  # numbers of the explicit gradients of one parameter; a larger one is left to the base optimizer
@@ -262,8 +262,9 @@ class Uses(Watch):
             plain = gradients(meeting.func, meeting.args, meeting.kwargs, g, Made, B)
             if plain is not None:
                 return [plain]
-        if meeting.func in TRANSPOSED and not meeting.kwargs:
-            of_both = of_transposed_convolution(meeting.args, g, Made, B)
+        if (meeting.func in TRANSPOSED or meeting.func is F.linear) and not meeting.kwargs:
+            rule = of_linear if meeting.func is F.linear else of_transposed_convolution
+            of_both = rule(meeting.args, g, Made, B)
             if of_both is not None:
                 return [of_both[p] for p in roots]
         values = [p.detach() for p in roots]
