@@ -25,6 +25,11 @@ USES: dict[str, tuple[Use, list[tuple[int, ...]]]] = {
     "value for all": (lambda x, u: u[0].expand(B, -1, -1), [(1, 3, N)]),
     "linear layer": (lambda x, u: F.linear(x, u[0]), [(6, N)]),
     "linear layer on rows": (lambda x, u: F.linear(x.flatten(0, 1), u[0]), [(6, N)]),
+    "linear layer with a bias": (lambda x, u: F.linear(x, u[0], u[1]), [(6, N), (6,)]),
+    "transposed linear layer": (lambda x, u: F.linear(x, u[0].t(), u[1]), [(N, 6), (6,)]),
+    "matrix product": (lambda x, u: x @ u[0], [(N, 6)]),
+    "head tied by hand": (lambda x, u: x @ u[0].T, [(6, N)]),
+    "chosen rows": (lambda x, u: u[0][torch.arange(B * 3).view(B, 3) % 4], [(6, N)]),
     "ids of samples": (lambda x, u: F.embedding(torch.arange(B * 3).view(B, 3) % 4, u[0]), [(6, N)]),
     "transposed convolution": (
         lambda x, u: F.conv_transpose1d(x, u[0], u[1], (2,), (1,), (1,), 1, (1,)),
@@ -53,6 +58,7 @@ def test_gradients_by_a_rule_are_those_of_the_general_form(name: str, monkeypatc
     assert not asked
     monkeypatch.setattr(loose, "gradients", lambda *args: None)
     monkeypatch.setattr(loose, "of_transposed_convolution", lambda *args: None)
+    monkeypatch.setattr(loose, "of_linear", lambda *args: None)
     for rule, general in zip(by_rule, gradients_of(use, shapes), strict=True):
         torch.testing.assert_close(rule, general)
     assert asked

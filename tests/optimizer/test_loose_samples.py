@@ -145,3 +145,40 @@ def test_embeddings_with_a_forward_of_their_own_get_feedback() -> None:
     records = {record.name: record.p_h for record in recording.layers}
     for name, each in wanted.items():
         torch.testing.assert_close(records[name], torch.stack(each))
+
+
+class Table(nn.Module):
+    """A bare table whose rows are chosen by labels, counted from the front or from the back."""
+
+    def __init__(self, back: bool) -> None:
+        super().__init__()
+        self.table, self.out, self.back = nn.Parameter(torch.randn(5, 4)), nn.Linear(7, 3), back
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        found: Tensor = self.out(torch.cat([x, torch.tanh(self.table[labels - 5 if self.back else labels])], 1))
+        return found
+
+
+def test_rows_of_a_bare_table_that_samples_choose_have_their_gradients() -> None:
+    model = Table(back=False)
+    x, labels, y = torch.randn(B, 3), torch.tensor([0, 3, 3, 1, 0, 4]), torch.arange(B) % 3
+    wanted = []
+    for i in range(B):
+        model.zero_grad()
+        (F.cross_entropy(model(x[i : i + 1], labels[i : i + 1]), y[i : i + 1]) / B).backward()
+        assert model.table.grad is not None
+        wanted.append(model.table.grad.flatten().clone())
+    model.zero_grad()
+    opt = DDPNOpt(model)
+    F.cross_entropy(model(x, labels), y).backward()
+    (recording,) = opt._capture.arrivals.take_all()
+    found = {record.name: record.p_h for record in recording.layers}
+    torch.testing.assert_close(found["table"], torch.stack(wanted))
+
+
+def test_rows_that_are_counted_from_the_back_are_left_to_the_base_optimizer() -> None:
+    model = Table(back=True)
+    opt = DDPNOpt(model)
+    F.cross_entropy(model(torch.randn(B, 3), torch.arange(B) % 5), torch.arange(B) % 3).backward()
+    with pytest.warns(OpenLoopWarning, match="table"):
+        opt.step()

@@ -37,7 +37,7 @@ from ddpnopt.trace.loose_functions import (
     SUMS,
     WITH_RULES,
 )
-from ddpnopt.trace.loose_rules import TRANSPOSED, gradients, of_transposed_convolution
+from ddpnopt.trace.loose_rules import TRANSPOSED, gradients, of_linear, of_transposed_convolution
 from ddpnopt.trace.recording import on_gradient
 
 LARGEST = 2**25  # numbers of the explicit gradients of one parameter; a larger one is left to the base optimizer
@@ -192,6 +192,8 @@ class Uses(Watch):
         if not B:
             self.left |= roots
             return out
+        if func is Tensor.__getitem__ and self._is_lookup(args, B):
+            func, args = F.embedding, (args[1], args[0])
         others = [(t.detach(), version) for t, version in before if _has_samples(t, func, B)]
         first = next(t for t in tensors((args, kwargs)) if id(t) in self.known and self.known[id(t)].roots)
         expands = func in EXPANDING and outs[0].dim() > 0 and len(outs[0]) == B != (len(first) if first.dim() else 0)
@@ -218,6 +220,13 @@ class Uses(Watch):
         else:
             self.left |= roots
         return out
+
+    def _is_lookup(self, args: Any, B: int) -> bool:
+        """Whether rows of a table are chosen by ids of the samples: `table[ids]`."""
+        table, ids = args
+        if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32) or id(ids) in self.known:
+            return False
+        return bool(table.dim() == 2 and _has_samples(ids, F.embedding, B) and (ids >= 0).all())
 
     def _arrived(self, meeting: Meeting, gradient: Tensor) -> None:
         if not self.ignores():
@@ -253,8 +262,9 @@ class Uses(Watch):
             plain = gradients(meeting.func, meeting.args, meeting.kwargs, g, Made, B)
             if plain is not None:
                 return [plain]
-        if meeting.func in TRANSPOSED and not meeting.kwargs:
-            of_both = of_transposed_convolution(meeting.args, g, Made, B)
+        if (meeting.func in TRANSPOSED or meeting.func is F.linear) and not meeting.kwargs:
+            rule = of_linear if meeting.func is F.linear else of_transposed_convolution
+            of_both = rule(meeting.args, g, Made, B)
             if of_both is not None:
                 return [of_both[p] for p in roots]
         values = [p.detach() for p in roots]

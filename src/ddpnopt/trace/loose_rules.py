@@ -24,6 +24,8 @@ SHAPES: set[Any] = {
 }
 
 
+MATMUL: set[Any] = {torch.matmul, Tensor.matmul, Tensor.__matmul__}
+TRANSPOSES: set[Any] = {torch.t, Tensor.t, Tensor.T.__get__, Tensor.mT.__get__}  # type: ignore[attr-defined]
 TRANSPOSED: set[Any] = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
 
 
@@ -36,6 +38,7 @@ class Value(Protocol):
     args: Any
     kwargs: Any
     constant: Tensor | None
+    roots: set[Any]
 
 
 def gradients(func: Callable[..., Any], args: Any, kwargs: Any, g: Tensor, kind: type[Any], B: int) -> Tensor | None:
@@ -47,8 +50,11 @@ def gradients(func: Callable[..., Any], args: Any, kwargs: Any, g: Tensor, kind:
     values = [each for each in args if isinstance(each, kind)]
     if len(values) != 1 or not _is_plain(func, args, kwargs):
         return None
-    value: Any = values[0]
-    at = _at_value(func, args, value, g, B)
+    return _at_parameter(values[0], _at_value(func, args, values[0], g, B), kind, B)
+
+
+def _at_parameter(value: Any, at: Tensor | None, kind: type[Any], B: int) -> Tensor | None:
+    """From the gradients at a value to those at the parameter that it is a part of."""
     while at is not None and value.parameter is None:
         inner: Any = value.args[1 if value.func is F.embedding else 0]
         if not isinstance(inner, kind) or not _is_plain(value.func, value.args, value.kwargs):
@@ -61,6 +67,23 @@ def _or_constant(argument: Any, kind: type[Any]) -> Any:
     """A constant of the model as the tensor that it is."""
     constant = argument.constant if isinstance(argument, kind) else None
     return argument if constant is None else constant
+
+
+def of_linear(args: Any, g: Tensor, kind: type[Any], B: int) -> dict[Any, Tensor] | None:
+    """The gradients at weight and bias of a linear layer of B samples, by parameter; None without a rule."""
+    if len(args) != 3 or not isinstance(args[0], Tensor) or args[0].dim() < 2 or len(args[0]) % B:
+        return None
+    if not all(isinstance(each, kind) and len(each.roots) == 1 for each in args[1:]):
+        return None
+    weight, bias = args[1:]
+    rows = g.reshape(B, -1, g.shape[-1])
+    found = (
+        _at_parameter(weight, _at_value(F.linear, args, weight, g, B), kind, B),
+        _at_parameter(bias, rows.sum(1), kind, B),
+    )
+    if found[0] is None or found[1] is None or weight.roots == bias.roots:
+        return None
+    return {next(iter(weight.roots)): found[0], next(iter(bias.roots)): found[1]}
 
 
 def of_transposed_convolution(args: Any, g: Tensor, kind: type[Any], B: int) -> dict[Any, Tensor] | None:
@@ -97,6 +120,9 @@ def _at_value(func: Callable[..., Any], args: Any, value: Value, g: Tensor, B: i
     if func is F.linear and args[1] is value and args[0].dim() > 1:
         x, rows = args[0].reshape(B, -1, args[0].shape[-1]), g.reshape(B, -1, g.shape[-1])
         return torch.bmm(rows.mT, x)
+    if func in MATMUL and args[1] is value and args[0].dim() > 1 and len(value.shape) == 2 and len(args[0]) % B == 0:
+        x, rows = args[0].reshape(B, -1, args[0].shape[-1]), g.reshape(B, -1, g.shape[-1])
+        return torch.bmm(x.mT, rows)
     if func is F.embedding and args[1] is value and len(args[0]) == B:
         first = torch.arange(B, device=g.device).mul_(value.shape[0])
         ids = (args[0].reshape(B, -1) + first[:, None]).flatten()
@@ -125,6 +151,8 @@ def _through(value: Value, args: Any, inner: Value, at: Tensor, B: int) -> Tenso
             found = at.new_zeros(B, *inner.shape)
             found[(slice(None), *index)] = at.reshape(B, *value.shape)
             return found
+    if func in TRANSPOSES and len(inner.shape) == 2:
+        return at.reshape(B, *value.shape).mT
     return at if func in SHAPES else None
 
 
