@@ -89,7 +89,7 @@ def test_a_mark_that_names_nothing_is_an_error() -> None:
 NOT_BORNE_OUT = {
     "README.md": {"2002.08809"},  # the number of the paper
     "docs/baselines.md": {"66.7"},
-    "docs/distributed.md": {"103.7", "976.9", "312.6", "274.9"},
+    "docs/distributed.md": {"103.7", "976.9", "312.6", "274.9", "47.4"},
     "docs/method.md": {
         "0.0212",
         "0.1487",

@@ -9,7 +9,7 @@ import pandas as pd
 
 from ddpnopt.lab.paper.item import Claim, Context, Result, Table, write
 from ddpnopt.lab.paper.table3 import ITEM
-from ddpnopt.lab.paper.table3_columns import COLUMNS
+from ddpnopt.lab.paper.table3_columns import COLUMNS, columns
 from ddpnopt.lab.paper.table3_kept import with_earlier
 
 WINE, DIGITS, MNIST = COLUMNS[:3]
@@ -35,6 +35,15 @@ def test_a_data_set_that_is_measured_again_replaces_its_rows_and_claims_and_leav
         ("MNIST, FCN", True),
     ]
     assert new.tables[0].frame.values.tolist() == [["WINE", "90.00"], ["DIGITS", "95.00"], ["MNIST, FCN", "95.00"]]
+
+
+def test_with_another_number_of_seeds_a_data_set_replaces_itself_too(tmp_path: Path) -> None:
+    [more] = columns(Context(tmp_path, seeds=30, datasets=("digits",)))
+    assert more != DIGITS
+    new = with_earlier(result("DIGITS", cell="95.00"), [more], earlier(tmp_path), "again")
+    assert new.tables[0].frame.values.tolist() == [["WINE", "90.00"], ["DIGITS", "95.00"]]
+    assert len(new.claims) == 2
+    assert not any(note.startswith("digits, fcn: 15") for note in new.notes)
 
 
 def test_the_notes_say_which_command_measured_each_data_set_and_keep_the_set_up_of_the_others(tmp_path: Path) -> None:

@@ -7,20 +7,34 @@ import math
 from pathlib import Path
 from statistics import stdev
 
+import numpy as np
 import pytest
 
 from ddpnopt.lab.paper import fig_spectrum
 from ddpnopt.lab.paper.readings import READINGS, options
-from ddpnopt.lab.paper.verdicts import Estimate, all_of, difference, fair, jackknife
+from ddpnopt.lab.paper.verdicts import Estimate, all_of, difference, fair, jackknife, standard_errors
 
 RESULTS = Path(__file__).parents[3] / "results"
 
 
-def test_a_difference_within_two_standard_errors_is_open() -> None:
-    assert Estimate(1.0, 0.4).positive is True
-    assert Estimate(-1.0, 0.4).positive is False
-    assert Estimate(1.0, 0.6).positive is None
-    assert Estimate(math.nan, 0.1).positive is None
+def test_a_difference_within_its_margin_of_error_is_open() -> None:
+    assert Estimate(1.0, 0.4, seeds=30).positive is True
+    assert Estimate(-1.0, 0.4, seeds=30).positive is False
+    assert Estimate(1.0, 0.6, seeds=30).positive is None
+    assert Estimate(math.nan, 0.1, seeds=30).positive is None
+
+
+@pytest.mark.parametrize("seeds", [3, 4, 7, 10, 30])
+def test_chance_alone_decides_one_claim_in_twenty_with_few_seeds_as_with_many(seeds: int) -> None:
+    draws = np.random.default_rng(0).normal(size=(4000, seeds))
+    decided = sum(Estimate.of(draw).positive is not None for draw in draws.tolist())
+    assert 0.04 < decided / len(draws) < 0.06
+
+
+def test_more_seeds_need_fewer_standard_errors_and_never_less_than_two() -> None:
+    needed = [standard_errors(seeds) for seeds in range(3, 80)]
+    assert needed == sorted(needed, reverse=True)
+    assert (needed[0], needed[-1]) == (4.30, 2.0)
 
 
 def test_differences_are_taken_seed_by_seed() -> None:
@@ -36,10 +50,10 @@ def test_two_seeds_and_a_run_that_diverged_decide_nothing() -> None:
 
 
 def test_a_range_is_judged_on_both_sides() -> None:
-    assert Estimate(7.0, 0.5).within(5, 10) is True
-    assert Estimate(5.5, 0.5).within(5, 10) is None
-    assert Estimate(3.0, 0.5).within(5, 10) is False
-    assert Estimate(12.0, 0.5).within(5, 10) is False
+    assert Estimate(7.0, 0.5, 30).within(5, 10) is True
+    assert Estimate(5.5, 0.5, 30).within(5, 10) is None
+    assert Estimate(3.0, 0.5, 30).within(5, 10) is False
+    assert Estimate(12.0, 0.5, 30).within(5, 10) is False
 
 
 def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:

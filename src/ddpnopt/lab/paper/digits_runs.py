@@ -6,6 +6,7 @@ them exactly; EKFAC has the settings of its public code's example. Nothing was c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,11 +55,15 @@ class Cells:
         return [[each.losses() if measure == LOSS else each.accuracies() for each in row] for row in self.rows]
 
     def gains(self, measure: str) -> list[list[list[float]]]:
-        """How much better than the baseline of the same seed, above zero for better: rows, cells, seeds."""
+        """How much better than the baseline of the same seed, above zero for better: rows, cells, seeds.
+
+        Nothing is gained over a baseline that diverged.
+        """
         sign = -1 if measure == LOSS else 1
+        most = [[0.0 if run.diverged else math.inf for run in row[0].runs] for row in self.rows]
         return [
-            [[sign * (a - b) for a, b in zip(cell, row[0], strict=True)] for cell in row[1:]]
-            for row in self.values(measure)
+            [[min(sign * (a - b), top) for a, b, top in zip(cell, row[0], tops, strict=True)] for cell in row[1:]]
+            for row, tops in zip(self.values(measure), most, strict=True)
         ]
 
     def improvements(self, measure: str) -> list[list[Spread]]:

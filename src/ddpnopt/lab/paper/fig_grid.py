@@ -22,6 +22,7 @@ from ddpnopt.lab.paper.fig_grid_tables import baselines, distance, readings_tabl
 from ddpnopt.lab.paper.item import Context, Item, Picture, Result
 from ddpnopt.lab.paper.item_runs import how_run
 from ddpnopt.lab.paper.readings import Reading
+from ddpnopt.lab.paper.verdicts import RULE
 
 
 def run_grid(context: Context) -> Result:
@@ -53,12 +54,13 @@ def _result(context: Context, grids: Sequence[Grid], name: str) -> Result:
     notes = [
         f"{how_run(context, digits_task(context), found[0].seeds)} {SETUP}",
         *_chosen(context.judged, by_reading),
-        "A claim holds or fails where the mean over all cells differs from zero by more than two standard errors over "
-        "the seeds; within them it is open.",
+        f"A claim holds or fails where the mean over all cells differs from zero by more than {RULE}; within it it is "
+        "open.",
     ]
     if lost:
         notes.append(
-            f"{lost} runs diverged; they count as guessing (accuracy 10 %, loss {first.task.untrained.loss:.2f})."
+            f"{lost} runs diverged; they count as guessing (accuracy 10 %, loss {first.task.untrained.loss:.2f}), and "
+            "where it is the baseline, as no gain."
         )
     if name == "adam":
         notes.append("The paper shows this as a picture without numbers; learning rates and eps are those of RMSprop.")
@@ -80,7 +82,7 @@ def _chosen(judged: Reading, found: ByReading) -> list[str]:
         best = []
     names = " and ".join(f"'{each.name}' ({each.label}: {tally(held[each])})" for each in best)
     claims = (
-        "None of the paper's claims holds in any reading compared."
+        "On the seeds on which the readings are compared, too few to decide them, the claims hold in none."
         if not best
         else (
             f"Most of the paper's claims hold in the reading {names}, on the seeds on which the readings are compared; "

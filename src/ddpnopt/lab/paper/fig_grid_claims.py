@@ -69,7 +69,7 @@ def consistent(each: Cells) -> Claim:
         holds,
         "loss better in {}, accuracy in {}".format(*paper) if paper else "most (a picture)",
         ", ".join(ours),
-        "" if holds else _why(holds, "The mean over the cells is within two standard errors of none."),
+        "" if holds else _why(holds, "The mean over the cells is within its margin of error."),
     )
 
 
@@ -88,7 +88,7 @@ def grows(each: Cells) -> Claim:
         more.positive,
         paper,
         f"{text.format(fmean(low), fmean(high))}, {more.text(3)} more",
-        "" if more.positive else _why(more.positive, "The growth is within two standard errors of none."),
+        "" if more.positive else _why(more.positive, "The growth is within its margin of error."),
     )
 
 
@@ -96,7 +96,7 @@ JUDGES: Sequence[Callable[[Cells], Claim]] = (consistent, grows)
 
 
 def _why(holds: bool | None, within: str) -> str:
-    return within if holds is None else "It is the other way round, by more than two standard errors."
+    return within if holds is None else "It is the other way round, beyond the margin of error."
 
 
 def strange_rates(each: Cells) -> list[int]:

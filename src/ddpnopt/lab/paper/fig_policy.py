@@ -27,7 +27,7 @@ from ddpnopt.lab.paper.captions import caption, finish
 from ddpnopt.lab.paper.deconvolution import project_back
 from ddpnopt.lab.paper.feedback_gains import Gain, feedback_gains
 from ddpnopt.lab.paper.item import Claim, Context, Item, Picture, Result, Table
-from ddpnopt.lab.paper.verdicts import Estimate, all_of
+from ddpnopt.lab.paper.verdicts import RULE, Estimate, all_of
 from ddpnopt.lab.runs.classification import evaluate
 from ddpnopt.lab.runs.training import fit
 
@@ -191,7 +191,7 @@ def run(context: Context) -> Result:
             "convolutions did no better than chance; by the rank on the image's own ink all layers did worse than "
             "chance (5.7 to 6.2, chance 5); without the sign the relation was there for the convolutions alone. The "
             "claim is judged with this measure, fixed, on networks, training images and test images of fresh seeds: it "
-            "holds where the excess of every layer exceeds two standard errors over the seeds.",
+            f"holds where the excess of every layer exceeds {RULE}.",
             "K is that of the exact Hessian of cross-entropy. With the factor z z' of Proposition 2 K has rank one and "
             "its direction is the back-propagated gradient, whatever the curvature.",
             f"CNN trained by DDPNOpt with the Kronecker curvature, {effort.epochs} epoch(s) of {effort.n_train} images "
@@ -227,7 +227,7 @@ def judge(by_seed: Sequence[Sequence[Likeness]]) -> list[Claim]:
     found_text = ", ".join(f"{name_of(t)} {each.text(2)}" for t, each in enumerate(layers))
     whys = {
         True: "",
-        None: "Not beyond two standard errors over the seeds for every layer.",
+        None: "Not beyond the margin of error for every layer.",
         False: "It is the other way round.",
     }
     return [

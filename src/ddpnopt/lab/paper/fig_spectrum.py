@@ -190,7 +190,7 @@ def judge(spectra: Sequence[Spectra]) -> list[Claim]:
                 f"{min(grown):.1f} to {max(grown):.1f} times as large after training as before",
                 ""
                 if increased
-                else "Not on every number of clusters beyond two standard errors."
+                else "Not on every number of clusters beyond the margin of error."
                 if increased is None
                 else objective.why_no_increase,
             ),

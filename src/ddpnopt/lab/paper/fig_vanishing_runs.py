@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,12 +132,12 @@ def config(case: VanishingCase, seed: int, effort: VanishingEffort, judged: str 
 
 
 def trained(
-    context: Context, cases: Sequence[VanishingCase], seeds: Sequence[int], effort: VanishingEffort
+    context: Context, plan: Mapping[VanishingCase, Sequence[int]], effort: VanishingEffort
 ) -> dict[VanishingCase, list[VanishingRun]]:
-    """All seeds of all cases, from the store where they are there."""
-    wanted = [(case, config(case, seed, effort, context.judged.name)) for case in cases for seed in seeds]
+    """All cases with their seeds, from the store where they are there."""
+    wanted = [(case, config(case, seed, effort, context.judged.name)) for case, seeds in plan.items() for seed in seeds]
     found = outcomes(context, [each for _, each in wanted], "nine layers")
-    made: dict[VanishingCase, list[VanishingRun]] = {case: [] for case in cases}
+    made: dict[VanishingCase, list[VanishingRun]] = {case: [] for case in plan}
     for (case, _), outcome in zip(wanted, found, strict=True):
         made[case].append(VanishingRun.of(case, outcome))
     return made

@@ -34,6 +34,10 @@ def outcomes(context: Context, configs: Sequence[RunConfig], what: str) -> list[
         store.close()
 
 
+LEARNED = 0.9
+"""The share of the loss of guessing below which a run has learned something."""
+
+
 @dataclass(frozen=True)
 class SeedRuns:
     """One setting over its seeds. A run that diverged counts as guessing: accuracy 100/C, loss log C."""
@@ -44,6 +48,11 @@ class SeedRuns:
     @property
     def diverged(self) -> int:
         return sum(run.diverged for run in self.runs)
+
+    @property
+    def stuck(self) -> int:
+        """Runs that learned next to nothing: their training loss is still near that of guessing."""
+        return sum(not run.diverged and run.train_loss > LEARNED * self.task.untrained.loss for run in self.runs)
 
     def accuracies(self) -> list[float]:
         return [counted(run, self.task).metric for run in self.runs]

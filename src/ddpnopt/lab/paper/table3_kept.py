@@ -24,7 +24,8 @@ def with_earlier(result: Result, chosen: Sequence[Column], folder: Path, command
         return result
     earlier = json.loads(path.read_text(encoding="utf-8"))
     known = {claim["text"].partition(": ")[0] for claim in earlier["claims"]}
-    kept = [column for column in COLUMNS if column not in chosen and column.label in known]
+    again = {column.name for column in chosen}  # by name: with another number of seeds they are no longer equal
+    kept = [column for column in COLUMNS if column.name not in again and column.label in known]
     if earlier["quick"] or not kept:
         return result
     labels = {column.label for column in kept}

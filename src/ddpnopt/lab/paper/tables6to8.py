@@ -12,7 +12,7 @@ from ddpnopt.lab.paper.digits_runs import SEEDS, SETUP, config, digits_task
 from ddpnopt.lab.paper.item import Claim, Context, Item, Result, Table
 from ddpnopt.lab.paper.item_runs import SeedRuns, how_run, outcomes, seeds_of
 from ddpnopt.lab.paper.readings import Reading
-from ddpnopt.lab.paper.verdicts import difference, held_elsewhere
+from ddpnopt.lab.paper.verdicts import RULE, difference, held_elsewhere
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def run(context: Context) -> Result:
         f"{how_run(context, digits_task(context), len(seeds))} {SETUP}",
         f"DDPNOpt in the reading '{context.judged.label}', see fig-grid. The paper does not say which eps on V_xx its "
         "tables have; here it is zero.",
-        "A claim holds or fails where the difference, seed by seed, exceeds two standard errors; else it is open.",
+        f"A claim holds or fails where the difference, seed by seed, exceeds {RULE}; else it is open.",
     ]
     return Result(claims, [*tables, _readings(by_reading)], notes=notes)
 
@@ -117,8 +117,8 @@ def _readings(found: Mapping[Reading, Sequence[Pair]]) -> Table:
 
 _WHY = {
     True: "",
-    None: "The difference is within two standard errors.",
-    False: "The difference is in the other direction, by more than two standard errors.",
+    None: "The difference is within its margin of error.",
+    False: "The difference is in the other direction, beyond the margin of error.",
 }
 
 
