@@ -45,22 +45,22 @@ def one_recording(opt: DDPNOpt, *, alone: bool = True) -> tuple[Recording | None
     if feedback and arrivals.differentiated:
         leave_to_base(recordings, capture)
         return (recordings[0] if recordings else None), capture
+    if form.scale_free:
+        _suspect_uncalled(capture, recordings)
     recordings = [
         one
         for group in by_backward_pass(recordings)
         for one in ([as_one(group)] if _belong_together(group, form, opt._pass_search) else group)
     ]
-    if form.scale_free:
-        _suspect_unrecorded(capture, recordings)
     if len(recordings) > 1:
         return join(recordings), MicroBatches(capture)
     return recordings[0], capture
 
 
-def _suspect_unrecorded(capture: Capture, recordings: list[Recording]) -> None:
+def _suspect_uncalled(capture: Capture, recordings: list[Recording]) -> None:
     """A layer that was never called, but whose weight has a gradient, may have lent it to a function."""
-    ran = {record.model_layer for one in recordings for record in one.layers}
-    missing = (each for each in capture.layers if each not in ran and not isinstance(each.layer, Given))
+    called = {name for one in recordings for name in one.calls}
+    missing = (each for each in capture.layers if each.name not in called and not isinstance(each.layer, Given))
     capture.suspect(each for each in missing if each.weight.grad is not None)
 
 
