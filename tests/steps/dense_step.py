@@ -170,7 +170,7 @@ class DenseStep:
             (total, weight), kept = control.bend, shares.DECAY
             if promised > 0:  # else the others take it uphill
                 bend = (unseen - float(_inner(control.P, control.last).sum())) / promised
-                total, weight = kept * total + (1 - kept) * max(-1.0, min(1.0, bend)), kept * weight + 1 - kept
+                total, weight = kept * total + (1 - kept) * max(0.0, min(1.0, bend)), kept * weight + 1 - kept
             control.bend = total, weight
             bends.append(total / weight if weight else None)
         known = [bend for bend in bends if bend is not None]

@@ -54,6 +54,15 @@ def test_the_layer_whose_slope_has_changed_most_gets_less() -> None:
     assert [s.eta for s in stages] == pytest.approx([math.exp(-shares.GAIN * (bend - middle)) for bend in bends])
 
 
+def test_a_slope_that_has_become_steeper_counts_as_no_bend() -> None:
+    """Leaving a plateau, no layer gets more than the others because its gradient grows the fastest."""
+    _, stages = problem()
+    for stage in stages:
+        stage.state["promised"], stage.eta = (1.0, 0.1), 1.0
+    shares.correct(stages, [-0.1 - 0.4 * t for t in range(len(stages))])
+    assert [s.eta for s in stages] == [1.0] * len(stages)
+
+
 def test_layers_that_bend_alike_keep_their_shares() -> None:
     _, stages = problem()
     for t, stage in enumerate(stages):

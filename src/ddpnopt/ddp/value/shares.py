@@ -7,6 +7,9 @@ makes some of them overshoot while others have hardly begun. So their shares are
 
     exp(-GAIN (c_t - c)),       c the mean over the layers
 
+A slope that has become steeper counts as no bend: where a network is about to leave a plateau, layers that still have
+next to no gradient would get the largest shares.
+
 Before the step the next batch's slope is that of unseen samples: what other samples of the batch do to each one. A
 layer with noisy gradients has little slope before and after, and keeps its share.
 """
@@ -33,7 +36,7 @@ def correct(stages: list[Stage], slopes: list[float]) -> None:
         promised, unseen = state.get("promised", (0.0, 0.0))
         mean, weight = state.get("bend", (0.0, 0.0))
         if promised > 0 and math.isfinite(slope):
-            bend = max(-1.0, min(1.0, (slope + unseen) / promised))
+            bend = max(0.0, min(1.0, (slope + unseen) / promised))
             mean, weight = DECAY * mean + (1 - DECAY) * bend, DECAY * weight + 1 - DECAY
             state["bend"] = (mean, weight)
         if weight > 0:
