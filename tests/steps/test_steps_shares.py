@@ -79,8 +79,19 @@ def test_a_layer_without_slope_or_promise_does_not_count() -> None:
     stages[0].state["promised"] = (1.0, 1.0)
     shares.correct(stages, [math.nan] * len(stages))
     assert [s.eta for s in stages] == [1.0] * len(stages)
+    stages[0].state["promised"] = (1.0, 1.0)
     shares.correct(stages, [0.3] * len(stages))
     assert [s.eta for s in stages] == pytest.approx([1.0] * len(stages))  # the only one is the mean
+
+
+def test_a_promise_counts_once() -> None:
+    """A layer that takes no part in a step has nothing to compare the next slope with."""
+    _, stages = problem()
+    stages[0].state["promised"] = (1.0, 1.0)
+    shares.correct(stages, [0.0] * len(stages))
+    found = stages[0].state["bend"]
+    shares.correct(stages, [0.0] * len(stages))
+    assert stages[0].state["bend"] == found
 
 
 def test_shares_go_on_after_a_checkpoint() -> None:

@@ -2,7 +2,7 @@
 
 The slope of the loss along a layer's own update is known before the step, from its samples, and after it, from the next
 batch. What it has changed by, relative to the decrease that the layer promised, is the layer's *bend* c_t: 0 where the
-loss is straight along its update, 1 where the update has gone to the minimum, more beyond it. One length for all layers
+loss is straight along its update, 1 where the update has gone to the minimum or beyond it. One length for all layers
 makes some of them overshoot while others have hardly begun. So their shares are multiplied by
 
     exp(-GAIN (c_t - c)),       c the mean over the layers
@@ -29,11 +29,11 @@ DECAY = 0.9  # of its running mean
 
 
 def correct(stages: list[Stage], slopes: list[float]) -> None:
-    """Take in the slope of this batch's loss along the last update of each layer, and set `share` of the stages."""
+    """Take in the slope of this batch's loss along the last update of each layer, and multiply eta of the stages."""
     bends: list[tuple[Stage, float]] = []
     for stage, slope in zip(stages, slopes, strict=True):
         state = stage.state
-        promised, unseen = state.get("promised", (0.0, 0.0))
+        promised, unseen = state.pop("promised", (0.0, 0.0))  # of the last step alone
         mean, weight = state.get("bend", (0.0, 0.0))
         if promised > 0 and math.isfinite(slope):
             bend = max(0.0, min(1.0, (slope + unseen) / promised))
