@@ -160,7 +160,7 @@ def apart(fake: Tensor, real: Tensor) -> float:
     return float(means + (torch.cov(fake.T) - torch.cov(real.T)).square().sum())
 
 
-@case("GAN", GAMES, steps=60)
+@case("GAN", GAMES, steps=200)
 def gan() -> Trial:
     maker, judge = mlp(4, 2), mlp(2, 1)
     real = torch.randn(64, 2) @ torch.tensor([[0.5, 0.2], [0.0, 0.3]]) + torch.tensor([1.5, -1.0])

