@@ -193,8 +193,9 @@ class ScaleFree(Batch):
         """The slope along the last update: of each layer for its share, and the one of all."""
         known = [(t, effect) for t, effect in enumerate(self._repeated) if effect is not None]
         slopes = [0.0] * len(self._stages)
-        for (t, _), slope in zip(known, stacked([e for _, e in known]).sum(1).tolist() if known else [], strict=True):
-            slopes[t] = -slope
+        effects = stacked([effect for _, effect in known]).sum(1).tolist() if known else []
+        for (t, _), effect in zip(known, effects, strict=True):
+            slopes[t] = -effect
         if not self.peers.alone:
             slopes = self.peers.sum([self.L.new_tensor(slopes)])[0].tolist()
         if known or any(slopes):

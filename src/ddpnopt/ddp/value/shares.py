@@ -57,13 +57,11 @@ def promise(stages: list[Stage], sums: list[Tensor] | Tensor, w: Tensor, priors:
         own, diagonals = sums @ w, torch.diagonal(sums, dim1=1, dim2=2)
     else:
         own, diagonals = torch.stack([S @ w for S in sums]), torch.stack([S.diagonal() for S in sums])
-    totals = torch.stack([(own + priors).sum(1), (own + priors - diagonals * w).sum(1)], 1)  # of stages t and behind
-    for stage, (of_all, of_others) in zip(stages, _differences(totals).tolist(), strict=True):
+    everyone = own + priors
+    totals = torch.stack([everyone, everyone - diagonals * w], 2).sum(1)  # (T, 2), of stage t and those behind it
+    alone = totals.diff(dim=0, prepend=torch.zeros_like(totals[:1]))
+    for stage, (of_all, of_others) in zip(stages, alone.tolist(), strict=True):
         stage.state["promised"] = (fraction * of_all, fraction * max(0.0, of_others))
-
-
-def _differences(totals: Tensor) -> Tensor:
-    return torch.cat([totals[:1], totals.diff(dim=0)])
 
 
 def size_of(stage: Stage, size: float) -> float:
