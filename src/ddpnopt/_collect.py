@@ -16,7 +16,7 @@ from ddpnopt.trace.hooks import Capture
 from ddpnopt.trace.layer_uses import even_out
 from ddpnopt.trace.micro_batches import MicroBatches, join
 from ddpnopt.trace.passes import are_linked, as_one, by_backward_pass, leave_to_base, may_be_one, take_same_path
-from ddpnopt.trace.recording import Recording
+from ddpnopt.trace.recording import LayerRecord, Recording
 from ddpnopt.trace.scalar_outputs import true_loss
 
 if TYPE_CHECKING:
@@ -62,6 +62,13 @@ def _suspect_uncalled(capture: Capture, recordings: list[Recording]) -> None:
     called = {name for one in recordings for name in one.calls}
     missing = (each for each in capture.layers if each.name not in called and not isinstance(each.layer, Given))
     capture.suspect(each for each in missing if each.weight.grad is not None)
+
+
+def dead_layers(layers: list[LayerRecord]) -> list[str]:
+    """Layers at whose output no sample has a gradient, while it reaches others; none where it reaches no layer."""
+    wide = [record for record in layers if len(record.layer.weight_shape) > 1]  # that of a bias may cancel (two passes)
+    dead = [record.name for record in wide if record.p_h is not None and not record.p_h.any()]
+    return dead if len(dead) < len(wide) else []
 
 
 def _belong_together(recordings: list[Recording], form: ValueForm, search: Search) -> bool:

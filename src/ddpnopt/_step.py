@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
-from ddpnopt._collect import OUTSIDE, is_chain, not_at_outputs, one_recording, ran_unseen, why_open_loop
+from ddpnopt._collect import OUTSIDE, dead_layers, is_chain, not_at_outputs, one_recording, ran_unseen, why_open_loop
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
 from ddpnopt._losses import Losses, are_certain, kind_of, per_sample, recognised_losses, warn_uncertain
 from ddpnopt._penalties import penalties_of
@@ -65,7 +65,8 @@ class Step:
         self.chosen = self.asked = 1.0  # the fraction of the first attempt, of the current one; without lr
         self.shorter = 1.0  # the current attempt, relative to the first
         self.updates: list[list[Tensor]] = []  # old minus new weights of the stages, where they have been judged
-        self.finite, self._gradient_sum = False, 0.0  # whether these are known to be finite
+        self.finite = False  # whether these are known to be finite
+        self._gradient_sum = 0.0
         self.certain = True  # whether the loss after the step is that of the user, and not of a guess
         self.loss_before: float | None = None  # None: nothing to judge the step by
         self.weights_before: dict[nn.Parameter, Tensor] = {}  # before the step, of parameters updated without feedback
@@ -111,10 +112,8 @@ class Step:
             known = [opt._names[p] for p in capture.settled(self.rest)]
             if known:
                 opt._parameters.warn_open_loop(known, OUTSIDE if unseen else why_open_loop(capture))
-        if opt.feedback and opt.steps % DEAD_EVERY == DEAD_EVERY - 1:
-            wide = [r for r in self.layers if len(r.layer.weight_shape) > 1]  # that of a bias may cancel (two passes)
-            dead = [r.name for r in wide if r.p_h is not None and not r.p_h.any()]
-            opt._troubles.without_gradient(dead, len(wide))
+        if opt.feedback and opt.steps % DEAD_EVERY == DEAD_EVERY - 1 and (dead := dead_layers(self.layers)):
+            opt._troubles.without_gradient(dead)
         others = *self.rest, *(p for layer in self.known for p in layer.parameters)
         gradients = (*(record.p_h for record in self.layers), *(p.grad for p in others))
         self._gradient_sum = finite_sum([g for g in gradients if g is not None])

@@ -46,10 +46,8 @@ class Troubles:
                 f"their own batch (recognised as '{report.loss}') would have risen, which costs time. {way_out}.",
             )
 
-    def without_gradient(self, names: list[str], among: int) -> None:
-        """Layers at whose output no sample has a gradient, although the loss has one: some among so many."""
-        if not 0 < len(names) < among:
-            return
+    def without_gradient(self, names: list[str]) -> None:
+        """Layers at whose output no sample has a gradient, although the loss has one."""
         self._tell(
             "dead",
             f"No gradient reaches {listed(names)}: all units behind are dead (ReLU with negative inputs, saturated "
