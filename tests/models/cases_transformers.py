@@ -232,12 +232,7 @@ def resnet() -> Trial:
     return classifier(ResNetForImageClassification(config))
 
 
-@case(
-    "MobileNetV2",
-    SEEN,
-    needs=NEEDS,
-    fails="the curvature of the norms and depthwise convolutions keeps the steps short",
-)
+@case("MobileNetV2", SEEN, needs=NEEDS, steps=100)  # 53 norms over 16 samples: the first 40 steps find the length
 def mobilenet() -> Trial:
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 

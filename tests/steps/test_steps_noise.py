@@ -36,3 +36,21 @@ def test_coupled_samples_keep_a_length_beyond_the_minimum(unseen: list[float]) -
     known = unseen is NOISE  # a batch norm says so, or the evidence itself
     long, short = after(unseen, coupled=known, steps=100), after(unseen, coupled=known, steps=40)
     assert long.fraction >= short.fraction
+
+
+def test_with_batch_norm_a_length_doubles_until_the_slope_says_that_it_went_too_far() -> None:
+    doubling = [after(COUPLED, coupled=True, slope=-0.2, steps=n).fraction for n in (10, 11)]
+    assert doubling[1] == pytest.approx(2 * doubling[0])
+    assert not after(COUPLED, coupled=True, slope=-0.2).beyond
+    assert after(COUPLED, coupled=True, slope=0.5).beyond
+
+
+def test_with_batch_norm_a_curvature_of_short_steps_does_not_make_them_shorter() -> None:
+    length = StepLength()
+    for i in range(40):
+        found = Evidence(1.0, 0.8, 0.4, -0.3, 0.3)
+        if i:
+            length.feel(0.0)
+        asked = length.choose(found, coupled=True)
+        length.learn(found, asked, asked, 0.0)  # rough at any length: no step lowers the loss of its own batch
+    assert asked > 1.0

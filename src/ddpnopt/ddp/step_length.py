@@ -13,6 +13,8 @@ decide on alpha, all of them relative to the loss, so that no scale enters:
   have gone further down, for any network and any loss, also where samples are coupled (batch norm, contrastive losses)
   and leaving one out means nothing: there it takes the place of the first estimate, within what the curvature allows.
   Where noise alone hides what samples left out say, it has to be clearly negative for a length to be kept.
+  With batch norm it decides alone. There a deep network is rough at a small scale: gradients explode, and short steps
+  measure a curvature that longer ones do not meet. Bounded by it, steps get shorter and shorter, and stay in the rough.
 
 Fractions at most double from step to step, and while samples left out still gain from a step only the curvature makes
 them fall: what is best for the next step alone gets shorter and shorter in the noise of a few steep directions, long
@@ -86,6 +88,7 @@ class StepLength:
     expected: float = 0.0  # running mean of the losses that were seen
     deviation: float = 0.0  # … and of their distance from it
     seen: int = 0
+    beyond: bool = False  # whether the slope has ever said, with batch norm, that a step went too far
     below_zero: bool = False  # whether the loss of any batch was
     flatness: float = 0.0  # of a loss that was: squares of its gradients over its level, in the first such batch
     memory: float = 0.0  # times the last update is the prior of the next step
@@ -154,7 +157,11 @@ class StepLength:
         wanted = last
         if self.slope_weight > 0 and (coupled or not gains):  # leaving samples out says nothing
             kept_at = NORMED if coupled else -SLOPE_OFFSET if self._is_noise() else SLOPE_OFFSET
-            wanted = last * math.exp(SLOPE_GAIN * (kept_at - self.slope / self.slope_weight))
+            slope = self.slope / self.slope_weight
+            wanted = last * math.exp(SLOPE_GAIN * (kept_at - slope))
+            if coupled:  # the curvature at this length says nothing about longer steps
+                self.beyond, on_batch = self.beyond or slope > kept_at, math.inf
+                wanted = wanted if self.beyond else GROWTH * last
         elif gains:
             wanted = max(last, PATIENCE * self.unseen / max(self.kappa * self.unseen_curvature, 1e-300))
         if self.unseen_curvature <= 0:  # batches of one sample: nothing is known of the others
