@@ -60,9 +60,9 @@ def recognised_losses(
         total, value = total - beside, None if value is None else value - beside
     rare = [True] * len(found) if search is None else search.is_due(len(found))
     if total is None or len(found) == 1:
-        scale = None if search is None or len(found) > 1 else search.scale
+        form = None if search is None or len(found) > 1 else search.last
         losses: Losses = [
-            (z, recognise(z, q, mean, total, narrow, value, rare=each, scale=scale))
+            (z, recognise(z, q, mean, total, narrow, value, rare=each, last=form))
             for (z, q, narrow), each in zip(found, rare, strict=True)
         ]
     else:

@@ -23,13 +23,32 @@ TRIES, AGAIN = 5, 16  # steps without success after which the rare forms are tri
 FAR = 2.0  # times what is within reach of the outputs is the most that a loss of unknown form is taken to be
 
 
+@dataclass(frozen=True)
+class Form:
+    """What a loss has in common with that of the next step, which has other targets."""
+
+    kind: str
+    scale: float
+    of_probabilities: bool
+
+    @classmethod
+    def of(cls, loss: Loss) -> Form | None:
+        if loss.kind == "squared_error":  # a mask may change from step to step
+            weight = loss.weight
+            scale = float(weight.max()) if isinstance(weight, Tensor) else weight
+            return cls(loss.kind, scale, loss.of_probabilities)
+        if loss.kind == "binary_cross_entropy" and not isinstance(loss.weight, Tensor):
+            return cls(loss.kind, loss.weight, loss.of_probabilities)
+        return None
+
+
 @dataclass
 class Search:
     """Whether to try the rare forms of losses, which takes longer than the step where none of them fits."""
 
     steps: int = 0
     failures: int = 0  # in a row
-    scale: float | None = None  # of the squared error that was found in the last step
+    last: Form | None = None  # what was found in the last step, where it is one that can be tried again
     known: set[int] = field(default_factory=set)  # the outputs whose loss was found in the last step
 
     def is_due(self, outputs: int) -> list[bool]:
@@ -44,28 +63,27 @@ class Search:
         success = len(self.known) == len(losses)
         self.failures = 0 if success else self.failures + 1
         only = losses[0] if len(losses) == 1 and success else None
-        weight = only.weight if isinstance(only, Loss) and only.kind == "squared_error" else None
-        self.scale = float(weight.max()) if isinstance(weight, Tensor) else weight
+        self.last = Form.of(only) if isinstance(only, Loss) else None
 
 
 def recognise(
     z: Tensor, q: Tensor, mean: bool, total: float | None = None, precision: torch.dtype | None = None,
-    value: float | None = None, *, rare: bool = True, scale: float | None = None,
+    value: float | None = None, *, rare: bool = True, last: Form | None = None,
 ) -> AnyLoss:  # fmt: skip
     """The loss whose gradient at outputs z is q; a squared error, or one of unknown form, where nothing else fits.
 
     `mean` says whether the user's loss is an average over the batch (and over places or elements) or a sum, `total`
     is its value, and `precision` the narrowest in which z and q were computed. `value` is what the user's loss says
     where `total` does not: once it has been below zero. Without `rare` only the plain forms with hard labels are tried.
-    `scale` is that of a squared error in the step before: if it fits again, no other form is tried.
+    `last` is the form of the loss in the step before: if it fits again, no other one is tried.
     """
     if z.requires_grad or q.requires_grad:  # the same tensor has its losses computed once
         z, q = z.detach(), q.detach()
     tol = tolerance(z.dtype, q.dtype, precision or q.dtype)
-    if scale is not None and total is not None and total > 0:
-        found_scale = _squares(q) / (4 * total)
-        if abs(found_scale - scale) <= tol * scale:
-            return _squared_error(z, q, mean, tol, found_scale)
+    if last is not None and total is not None and total > 0 and z.numel() > 0:
+        again = _again(last, z, q, mean, tol, total)
+        if again is not None:
+            return again
     incomplete: Loss | None = None  # certain by its gradient, but the loss has other parts
     guess: Loss | None = None
     for found in _candidates(z, q, mean, tol, total, rare):
@@ -74,7 +92,7 @@ def recognise(
                 return found
             guess = guess or found
             continue
-        sum_here = float(found.per_sample(z).sum(dtype=torch.float64)) + found.minimum()
+        sum_here = _value_of(found, z)
         slack = 10 * tol * abs(total)
         if abs(sum_here - total) <= slack:
             return found if found.certain else replace(found, certain=True)
@@ -83,6 +101,26 @@ def recognise(
     return (
         incomplete or guess or _linear(z, q, tol, total if value is None else value) or _other(z, q, mean, tol, total)
     )
+
+
+def _again(last: Form, z: Tensor, q: Tensor, mean: bool, tol: float, total: float) -> Loss | None:
+    """The loss in the form of the step before, if it has the gradient q and the value `total`."""
+    if last.kind == "squared_error":
+        scale = _squares(q) / (4 * total)
+        return _squared_error(z, q, mean, tol, scale) if abs(scale - last.scale) <= tol * last.scale else None
+    p, grad = (z, q * z * (1 - z)) if last.of_probabilities else (torch.sigmoid(z), q)
+    t = p - grad / last.scale
+    if not binary.are_targets(t, tol):
+        return None
+    soft = not bool((torch.minimum(t.abs(), (t - 1).abs()) < max(tol, 1e-3)).all())
+    t = t.clamp_(0, 1) if soft else t.round_()
+    found = Loss(last.kind, t, last.scale, of_probabilities=last.of_probabilities, soft=soft)
+    return found if abs(_value_of(found, z) - total) <= 10 * tol * total else None
+
+
+def _value_of(loss: Loss, z: Tensor) -> float:
+    """What the user's loss says."""
+    return float(loss.per_sample(z).sum(dtype=torch.float64)) + loss.minimum()
 
 
 def _candidates(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None, rare: bool) -> Iterator[Loss]:

@@ -79,7 +79,7 @@ def zeros_and_ones(p: Tensor, not_p: Tensor, q: Tensor, tol: float) -> Match | N
     if w <= 0:
         return None
     t = p - q / w
-    if not _are_targets(t, tol):
+    if not are_targets(t, tol):
         return None
     at_end = (torch.minimum(t.abs(), (t - 1).abs()) < tol) & ((t - p).abs() > 5 * tol)
     informative = int((at_end & ((p - p.mean()).abs() > 5 * tol)).sum())
@@ -92,10 +92,11 @@ def any_targets(total: float, z: Tensor, p: Tensor, q: Tensor, tol: float) -> Ma
     w = float((total - (q.double() * z.double()).sum()) / entropy.clamp_min(1e-300))
     if w > 0 and has_usual_scale(w, q, tol):
         t = p - q / w
-        if _are_targets(t, tol):
+        if are_targets(t, tol):
             return t.clamp(0, 1), w, False
     return None
 
 
-def _are_targets(t: Tensor, tol: float) -> bool:
+def are_targets(t: Tensor, tol: float) -> bool:
+    """Whether all lie between 0 and 1."""
     return bool(((t > -tol) & (t < 1 + tol)).all())
