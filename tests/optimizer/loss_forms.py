@@ -97,6 +97,15 @@ def teacher() -> Case:
     )
 
 
+def divergence() -> Case:
+    z, t = 2 * torch.randn(B, 5), torch.softmax(torch.randn(B, 5), 1)
+    return Case(
+        z,
+        lambda z: F.kl_div(F.log_softmax(z, 1), t.to(z), reduction="batchmean"),
+        lambda z: F.kl_div(F.log_softmax(z, 1), t.to(z), reduction="none").sum(1) / B,
+    )
+
+
 def tokens(ignored: bool = False) -> Case:
     z, y = 2 * torch.randn(B, 6, 5), _labels(5, 6)
     if ignored:

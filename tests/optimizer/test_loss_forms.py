@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_forms import CERTAIN, OTHER, WITH_VALUE, Case
+from loss_forms import CERTAIN, OTHER, WITH_VALUE, Case, divergence
 from torch import Tensor
 
 from ddpnopt.ddp.evidence import within_reach
 from ddpnopt.ddp.loss import AnyLoss, Loss, UnknownLoss
-from ddpnopt.ddp.recognise import FAR, recognise
+from ddpnopt.ddp.recognise import FAR, Form, recognise
 from ddpnopt.ddp.recognise_binary import hard_targets
 
 FACTORS = [1.0, 0.01, 100.0, 1 / 3]
@@ -60,6 +60,43 @@ def test_recognised_with_the_value_of_the_loss(form: str, factor: float) -> None
     found, z = found_in(case, factor, torch.float32, True)
     assert (found.kind, found.certain) == (kind, True)
     check_shares(found, case, z, factor, 1e-3)
+
+
+def test_the_divergence_from_soft_targets_is_recognised_without_a_factor() -> None:
+    case = divergence()
+    found, z = found_in(case, 1.0, torch.float32, True)
+    assert (found.kind, found.certain) == ("cross_entropy", True)
+    check_shares(found, case, z, 1.0, 1e-3)
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("form", [*CERTAIN, *WITH_VALUE])
+def test_the_form_of_the_last_step_gives_the_same_losses_for_other_targets(form: str, factor: float) -> None:
+    kind, build = (CERTAIN | WITH_VALUE)[form]
+    first, _ = found_in(build(), factor, torch.float32, True)
+    assert isinstance(first, Loss)
+    case = build()
+    z = case.z.requires_grad_()
+    loss = factor * case.loss(z)
+    q = torch.autograd.grad(loss, z)[0]
+    found = recognise(z.detach(), q, True, float(loss.detach()), last=Form.of(first))
+    assert (found.kind, found.certain) == (kind, True)
+    check_shares(found, case, z.detach(), factor, 1e-2)
+
+
+@pytest.mark.parametrize("form", [*CERTAIN, *WITH_VALUE])
+@pytest.mark.parametrize("before", ["smoothing", "teacher", "temperature", "binary, pixels", "binary, probabilities"])
+def test_the_form_of_the_last_step_hides_no_other_form(form: str, before: str) -> None:
+    first, _ = found_in((CERTAIN | WITH_VALUE)[before][1](), 1.0, torch.float32, True)
+    assert isinstance(first, Loss)
+    kind, build = (CERTAIN | WITH_VALUE)[form]
+    case = build()
+    z = case.z.requires_grad_()
+    loss = case.loss(z)
+    q = torch.autograd.grad(loss, z)[0]
+    found = recognise(z.detach(), q, True, float(loss.detach()), last=Form.of(first))
+    assert (found.kind, found.certain) == (kind, True)
+    check_shares(found, case, z.detach(), 1.0, 1e-2)
 
 
 @pytest.mark.parametrize("form", WITH_VALUE)

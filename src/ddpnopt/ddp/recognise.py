@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ddpnopt.ddp import recognise_binary as binary
+from ddpnopt.ddp import recognise_classes as classes
 from ddpnopt.ddp.evidence import has_usual_scale, is_round, says_something, shared_magnitude, tolerance, within_reach
 from ddpnopt.ddp.loss import AnyLoss, LinearLoss, Loss, UnknownLoss
-from ddpnopt.ddp.recognise_classes import cross_entropy
 
 NO_FORM = ("unknown", "squared_error")  # what a loss is taken for where nothing fits
 TRIES, AGAIN = 5, 16  # steps without success after which the rare forms are tried in one of so many alone
@@ -29,17 +29,22 @@ class Form:
 
     kind: str
     scale: float
+    dim: int
+    temperature: float
     of_probabilities: bool
 
     @classmethod
     def of(cls, loss: Loss) -> Form | None:
-        if loss.kind == "squared_error":  # a mask may change from step to step
-            weight = loss.weight
-            scale = float(weight.max()) if isinstance(weight, Tensor) else weight
-            return cls(loss.kind, scale, loss.of_probabilities)
-        if loss.kind == "binary_cross_entropy" and not isinstance(loss.weight, Tensor):
-            return cls(loss.kind, loss.weight, loss.of_probabilities)
-        return None
+        """None where the form has more in it than a scale and a temperature."""
+        if loss.kind == "cross_entropy" and (loss.label is not None or loss.of_probabilities):
+            return None  # found as fast by itself
+        if isinstance(loss.weight, Tensor):
+            scale = float(loss.weight.max())  # of a squared error: a mask may change from step to step
+            if loss.kind != "squared_error" and not bool((loss.weight == scale).all()):
+                return None
+        else:
+            scale = loss.weight
+        return cls(loss.kind, scale, loss.dim, loss.temperature, loss.of_probabilities)
 
 
 @dataclass
@@ -92,8 +97,8 @@ def recognise(
                 return found
             guess = guess or found
             continue
-        sum_here = _value_of(found, z)
         slack = 10 * tol * abs(total)
+        sum_here = _value_of(found, z, total)
         if abs(sum_here - total) <= slack:
             return found if found.certain else replace(found, certain=True)
         if found.certain and incomplete is None:
@@ -108,19 +113,19 @@ def _again(last: Form, z: Tensor, q: Tensor, mean: bool, tol: float, total: floa
     if last.kind == "squared_error":
         scale = _squares(q) / (4 * total)
         return _squared_error(z, q, mean, tol, scale) if abs(scale - last.scale) <= tol * last.scale else None
-    p, grad = (z, q * z * (1 - z)) if last.of_probabilities else (torch.sigmoid(z), q)
-    t = p - grad / last.scale
-    if not binary.are_targets(t, tol):
+    if last.kind == "cross_entropy":
+        found = classes.with_scale(z, q, last.dim, last.scale, last.temperature, tol)
+    else:
+        found = binary.with_scale(z, q, last.scale, tol, of_probabilities=last.of_probabilities)
+    if found is None:
         return None
-    soft = not bool((torch.minimum(t.abs(), (t - 1).abs()) < max(tol, 1e-3)).all())
-    t = t.clamp_(0, 1) if soft else t.round_()
-    found = Loss(last.kind, t, last.scale, of_probabilities=last.of_probabilities, soft=soft)
-    return found if abs(_value_of(found, z) - total) <= 10 * tol * total else None
+    return found if abs(_value_of(found, z, total) - total) <= 10 * tol * total else None
 
 
-def _value_of(loss: Loss, z: Tensor) -> float:
-    """What the user's loss says."""
-    return float(loss.per_sample(z).sum(dtype=torch.float64)) + loss.minimum()
+def _value_of(loss: Loss, z: Tensor, total: float) -> float:
+    """What the user's loss says, with or without the entropy of soft targets (KL divergence): the closer to `total`."""
+    above = float(loss.per_sample(z).sum(dtype=torch.float64))
+    return min(above + loss.minimum(), above, key=lambda value: abs(value - total))
 
 
 def _candidates(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None, rare: bool) -> Iterator[Loss]:
@@ -128,7 +133,7 @@ def _candidates(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | Non
         return
     dims = [z.dim() - 1] if z.dim() == 2 else [z.dim() - 1, 1] if z.dim() > 2 else []
     for dim in dims:
-        yield from cross_entropy(z, q, dim, mean, tol, total, rare=rare)
+        yield from classes.cross_entropy(z, q, dim, mean, tol, total, rare=rare)
     yield from _binary_cross_entropy(z, q, mean, tol, total, rare)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt.ddp.evidence import enough, has_usual_scale
+from ddpnopt.ddp.loss import Loss
 
 Match = tuple[Tensor, Tensor | float, bool]
 """Targets, weights, and whether the match is certain by itself."""
@@ -79,7 +80,7 @@ def zeros_and_ones(p: Tensor, not_p: Tensor, q: Tensor, tol: float) -> Match | N
     if w <= 0:
         return None
     t = p - q / w
-    if not are_targets(t, tol):
+    if not _are_targets(t, tol):
         return None
     at_end = (torch.minimum(t.abs(), (t - 1).abs()) < tol) & ((t - p).abs() > 5 * tol)
     informative = int((at_end & ((p - p.mean()).abs() > 5 * tol)).sum())
@@ -92,11 +93,21 @@ def any_targets(total: float, z: Tensor, p: Tensor, q: Tensor, tol: float) -> Ma
     w = float((total - (q.double() * z.double()).sum()) / entropy.clamp_min(1e-300))
     if w > 0 and has_usual_scale(w, q, tol):
         t = p - q / w
-        if are_targets(t, tol):
+        if _are_targets(t, tol):
             return t.clamp(0, 1), w, False
     return None
 
 
-def are_targets(t: Tensor, tol: float) -> bool:
-    """Whether all lie between 0 and 1."""
+def with_scale(z: Tensor, q: Tensor, w: float, tol: float, *, of_probabilities: bool) -> Loss | None:
+    """Any targets, if the scale is known."""
+    p, grad = (z, q * z * (1 - z)) if of_probabilities else (torch.sigmoid(z), q)
+    t = p - grad / w
+    if not _are_targets(t, tol):
+        return None
+    soft = not bool((torch.minimum(t.abs(), (t - 1).abs()) < max(tol, 1e-3)).all())
+    t = t.clamp_(0, 1) if soft else t.round_()
+    return Loss("binary_cross_entropy", t, w, of_probabilities=of_probabilities, soft=soft)
+
+
+def _are_targets(t: Tensor, tol: float) -> bool:
     return bool(((t > -tol) & (t < 1 + tol)).all())

@@ -65,6 +65,12 @@ def cross_entropy(
         yield soft
 
 
+def with_scale(z: Tensor, q: Tensor, dim: int, w: float, temperature: float, tol: float) -> Loss | None:
+    """Any targets, if one weight for all places and the temperature are known."""
+    t = torch.softmax(z / temperature if temperature != 1.0 else z, dim).sub_(q, alpha=temperature / w)
+    return Loss("cross_entropy", _sharpen(t, dim), w, dim, temperature=temperature) if bool(t.min() > -tol) else None
+
+
 def _of_log_probabilities(z: Tensor, q: Tensor, dim: int, tol: float) -> Iterator[Loss]:
     """The model ends in log_softmax or softmax, and the loss is -w sum t z or -w sum t log z."""
     if bool((q > 0).any()):
