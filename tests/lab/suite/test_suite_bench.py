@@ -19,7 +19,7 @@ from ddpnopt.lab.suite import TASKS, open_tasks, sealed_tasks
 from ddpnopt.lab.suite.comparison import TaskResult, Verdict, compare
 from ddpnopt.lab.suite.entrants import RATES, SUITE_METHODS, all_runs, all_trials, entrants
 from ddpnopt.lab.suite.profile_figure import profile
-from ddpnopt.lab.suite.report import summary_rows, task_tables
+from ddpnopt.lab.suite.report import explanation, summary_rows, task_tables
 from ddpnopt.lab.suite.runs import SuiteRunTask
 
 QUICK = ["bench", "suite", "--tasks", "wine,noisy_table", "--steps", "6", "--seeds", "2", "--jobs", "1"]
@@ -152,6 +152,17 @@ def test_time_to_adams_final_loss_is_that_of_the_same_seed() -> None:
     rows = {row[0]: row for row in summary_rows([result], entrants(["adam", "soap", "prodigy"]))}
     assert rows["Prodigy"][-2:] == ["0/1", "–"]
     assert rows["SOAP"][-2] == "1/1"
+
+
+def test_steps_that_were_made_again_are_counted_after_the_first_ones() -> None:
+    runs = [replace(outcome(0.3), steps=150, repeated=n, undone=1) for n in (2, 5)]
+    result = compared("wine", {"adam": [outcome(0.3)] * 2, "ddpnopt": runs})
+    ours, adam = result.results["ddpnopt"], result.results["adam"]
+    assert (ours.repeated, ours.undone) == (0.05, 2)
+    assert math.isnan(adam.repeated)
+    assert adam.undone is None
+    assert "at most 5.0 % (wine) are made again, shorter; 2 steps of all runs are given up" in explanation([result])
+    assert "made again" not in explanation([compared("wine", {"adam": [outcome(0.3)]})])
 
 
 def test_ranks_best_and_profile() -> None:

@@ -13,6 +13,8 @@ from typing import Any
 from torch import Tensor
 
 SAMPLES = 50
+SETTLED = 50
+"""Steps after which those that are made again count."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,10 @@ class Outcome:
     """How many runs were computed at once as one stack; the seconds are this run's share."""
     update_norms: list[float] = field(default_factory=list)
     """Mean norm of each layer's update after the first epoch, where the task asks for it."""
+    repeated: int | None = None
+    """Steps that DDPNOpt made again, shorter, after the first fifty; None where it is not known."""
+    undone: int | None = None
+    """Steps that it gave up."""
     details: RunDetails | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -23,7 +23,7 @@ from ddpnopt.lab.methods.registry import make_optimizer
 from ddpnopt.lab.runs.checkpoints import Checkpoints
 from ddpnopt.lab.runs.classification import DatasetProblem, LossFunction
 from ddpnopt.lab.runs.config import RunConfig
-from ddpnopt.lab.runs.outcome import Outcome, RunDetails, TrainingRecord
+from ddpnopt.lab.runs.outcome import SETTLED, Outcome, RunDetails, TrainingRecord
 from ddpnopt.lab.runs.task import TrainingProblem
 
 
@@ -150,8 +150,12 @@ def train(
     lr = float(optimizer.param_groups[0]["lr"])
     record, error = TrainingRecord(), ""
     watch = UpdateNorms(model) if getattr(config.task, "measure_updates", False) else None
+    report, early = getattr(optimizer, "report", None), 0
 
     def observe(progress: Progress) -> None:
+        nonlocal early
+        if report is not None and progress.step == SETTLED:
+            early = report.shortened
         if watch is not None:
             watch.after(progress)
         on_step(progress)
@@ -183,6 +187,8 @@ def train(
         curve=record.curve(),
         train_loss=math.nan if record.diverged else loss,
         update_norms=[] if watch is None else watch.means(),
+        repeated=None if report is None else report.shortened - early,
+        undone=None if report is None else report.undone,
         details=RunDetails(record, model.state_dict()),
     )
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from statistics import fmean, median
 
 from ddpnopt.lab.runs.config import RunConfig
-from ddpnopt.lab.runs.outcome import Curve, Outcome
+from ddpnopt.lab.runs.outcome import SETTLED, Curve, Outcome
 from ddpnopt.lab.runs.search import counted
 from ddpnopt.lab.style import smoothed
 from ddpnopt.lab.suite.entrants import REFERENCE, Entrant
@@ -58,6 +58,18 @@ class MethodResult:
     @property
     def diverged(self) -> int:
         return sum(outcome.diverged for outcome in self.outcomes)
+
+    @property
+    def repeated(self) -> float:
+        """The largest share of a run's steps that were made again, after the first ones; NaN where it is not known."""
+        known = [(each.repeated, each.steps - SETTLED) for each in self.outcomes if each.repeated is not None]
+        return max((repeated / steps for repeated, steps in known if steps > 0), default=math.nan)
+
+    @property
+    def undone(self) -> int | None:
+        """Steps that were given up in all runs; None where it is not known."""
+        known = [each.undone for each in self.outcomes if each.undone is not None]
+        return sum(known) if known else None
 
     def seconds_to(self, other: MethodResult) -> float:
         """Processor time until the smoothed training loss is that with which `other` ends, from the same seed.

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from ddpnopt.lab.runs.outcome import SETTLED
 from ddpnopt.lab.suite.comparison import COLLAPSED_BELOW, POINTS, SHARE, MethodResult, TaskResult, Verdict
 from ddpnopt.lab.suite.entrants import REFERENCE, Entrant
 from ddpnopt.lab.tables import Spread, markdown_section, screen_table, write_csv, write_markdown
@@ -124,7 +125,20 @@ def explanation(results: Sequence[TaskResult]) -> str:
         f"metric in percent or {100 * SHARE:g} % of another, ahead (▲) and behind (▽) outside it, collapsed (✗) with "
         f"less than {COLLAPSED_BELOW:g} of Adam's way from chance. Adam's loss reached: on how many tasks the smoothed "
         "training loss comes down to that with which Adam ends, and the median of the processor time to it as a "
-        "multiple of Adam's."
+        f"multiple of Adam's.{_repetitions(results)}"
+    )
+
+
+def _repetitions(results: Sequence[TaskResult]) -> str:
+    """How often DDPNOpt made steps again, and gave them up."""
+    runs = [(found, result.definition.name) for result in results if (found := result.results.get("ddpnopt"))]
+    known = [(found.repeated, name) for found, name in runs if not math.isnan(found.repeated)]
+    if not known:
+        return ""
+    share, name = max(known)
+    return (
+        f" Of the steps of one run of DDPNOpt after the first {SETTLED}, at most {100 * share:.1f} % ({name}) are made "
+        f"again, shorter; {sum(found.undone or 0 for found, _ in runs)} steps of all runs are given up."
     )
 
 
@@ -152,6 +166,8 @@ def records(results: Sequence[TaskResult]) -> list[dict[str, Any]]:
             "cpu_seconds": fmean(outcome.cpu_seconds for outcome in found.outcomes),
             "cpu_seconds_to_adams_loss": result.seconds(found),
             "time_ratio": result.time_ratio(found),
+            "repeated": found.repeated,
+            "undone": found.undone,
         }
         for result in results
         for name, found in result.results.items()
