@@ -52,6 +52,7 @@ class Step:
         self.rest: list[nn.Parameter] = []  # all others with a gradient
         self.losses: Losses | None = None
         self.sample_losses: Tensor | None = None  # (B,)
+        self.own_loss = 0.0  # their sum
         self.penalties = Penalties()  # on the weights, of steps without a learning rate
         self.beside = 0.0  # what scalar outputs beside those of the samples are in the loss
         self.inside = 0.0  # a part of the loss that is computed from activations inside the model, not from its outputs
@@ -103,8 +104,9 @@ class Step:
         elif recorded:
             self.known = opt._parameters.known_layers(capture.layers)
         self.own = [p for each in (self.layers, self.known) for layer in each for p in layer.parameters]
-        own = set(self.own)
-        self.rest = [p for p in opt._parameters if p.grad is not None and p not in own]
+        with_grad = [p for p in opt._parameters if p.grad is not None]
+        own = set(self.own) if with_grad else ()
+        self.rest = [p for p in with_grad if p not in own]
         if not self.own and not self.rest:
             raise StepError("step() without a backward pass: call loss.backward() first.")
         if opt.feedback:
@@ -178,11 +180,13 @@ class Step:
                 if share != 1.0:
                     self.losses = [(z, loss.scaled(share)) for z, loss in self.losses]
                 self.beside = share * max(0.0, beside_samples(recording))
-                self.sample_losses = per_sample(self.losses) + self.beside / recording.batch_size
+                self.sample_losses = per_sample(self.losses)
+                self.own_loss = float(self.sample_losses.sum()) + self.beside
                 if form.scale_free and peers is None and all(record.extra is None for record in self.layers):
-                    self.inside = not_at_outputs(self.losses, self.sample_losses, total, opt._capture, recording)
-                if self.inside:
-                    self.sample_losses = self.sample_losses + self.inside / recording.batch_size
+                    self.inside = not_at_outputs(self.losses, self.own_loss, total, opt._capture, recording)
+                if self.beside or self.inside:
+                    self.sample_losses = self.sample_losses + (self.beside + self.inside) / recording.batch_size
+                    self.own_loss += self.inside
         if share != 1.0:
             scale(recording, share)
 
@@ -221,7 +225,7 @@ class Step:
         self.displacement = Displacement(is_chain(opt, self.passes, recording), once=not opt.diagnostics)
         inside = self.penalties.value()
         cost = opt._parameters.stage_cost() + inside
-        memory = (opt._length.memory, cost, inside) if opt.form.scale_free else None
+        memory = (opt._length.memory, cost, inside, self.own_loss) if opt.form.scale_free else None
         given = recording, self.displacement, fraction, self.sample_losses, peers, memory
         (p_h, p_x), self.value = opt.form.start(self.passes, *given)
         self.stages = []
@@ -305,8 +309,7 @@ class Step:
             return None
         if outputs is not None:
             return total_loss(recording.used(outputs), losses) + change_of_scalars(recording, outputs) + self.beside
-        assert self.sample_losses is not None
-        return float(self.sample_losses.sum())
+        return self.own_loss
 
     def _total(self, loss: float) -> float:
         """The loss of the whole batch, the weight decay, and a penalty on the weights in the loss."""
@@ -328,9 +331,7 @@ class Step:
     def finish(self) -> None:
         """Check what was written, and count the samples."""
         opt = self.opt
-        total = finite_sum([*([] if self.finite else self.own), *self.rest, *(self.outputs or [])])
-        if not self.peers.alone:
-            total = self.peers.total(total)
+        total = self.peers.total(finite_sum([*([] if self.finite else self.own), *self.rest, *(self.outputs or [])]))
         if not math.isfinite(total):
             raise not_finite("a weight or output after the step", ADVICE)
         if opt.form.scale_free:
