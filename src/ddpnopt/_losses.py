@@ -77,7 +77,7 @@ def _shared_out(total: float, found: list[tuple[Tensor, Tensor, torch.dtype]], m
     losses: Losses = [
         (z, recognise(z, q, mean, None, narrow, rare=each)) for (z, q, narrow), each in zip(found, rare, strict=True)
     ]
-    sums = [float(loss.per_sample(z).sum()) + loss.minimum() for z, loss in losses]
+    sums = [loss.total(z) + loss.minimum() for z, loss in losses]
     open_ = [k for k, (_, loss) in enumerate(losses) if not loss.certain]
     rest = total - sum(value for k, value in enumerate(sums) if k not in open_)
     guessed = sum(sums[k] for k in open_)

@@ -181,7 +181,7 @@ class Step:
                     self.losses = [(z, loss.scaled(share)) for z, loss in self.losses]
                 self.beside = share * max(0.0, beside_samples(recording))
                 self.sample_losses = per_sample(self.losses)
-                self.own_loss = float(self.sample_losses.sum()) + self.beside
+                self.own_loss = sum(loss.total(z) for z, loss in self.losses) + self.beside
                 if form.scale_free and peers is None and all(record.extra is None for record in self.layers):
                     self.inside = not_at_outputs(self.losses, self.own_loss, total, opt._capture, recording)
                 if self.beside or self.inside:

@@ -74,7 +74,7 @@ def recognise(
                 return found
             guess = guess or found
             continue
-        sum_here = float(found.per_sample(z).sum(dtype=torch.float64)) + found.minimum()
+        sum_here = found.total(z) + found.minimum()
         slack = 10 * tol * abs(total)
         if abs(sum_here - total) <= slack:
             return found if found.certain else replace(found, certain=True)

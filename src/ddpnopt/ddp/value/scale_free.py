@@ -105,14 +105,14 @@ class ScaleFree(Batch):
         if self.peers.alone:
             own = gradients = stage.balanced_gradients()
             steps, cost = self._set_prior(stage)
-            K, found = gradients.couple([*(step for _, step in steps), *cost])
+            K, found = gradients.couple([step for _, step in steps] + cost)
             effects = self._effects_of(stage, l_u, steps, found)
         else:
             coupling, combined = self._coupling or Coupling(stage), stage.sketched
             self._coupling = None
             steps, cost = self._set_prior(stage)
             p, layer = stage.p_h[0], stage.layer
-            asked = [*(step for _, step in steps), *cost]
+            asked = [step for _, step in steps] + cost
             if combined is not None:
                 own, found = combined, [combined.effect(step) for step in asked]
             else:
