@@ -11,6 +11,7 @@ from ddpnopt.ddp.loss import AnyLoss, UnknownLoss
 from ddpnopt.ddp.recognise import Search, recognise
 from ddpnopt.errors import UncertainLossWarning
 from ddpnopt.linear.given import Given
+from ddpnopt.linear.layer import in_precision
 from ddpnopt.trace.recording import Recording
 from ddpnopt.trace.scalar_outputs import beside_samples, true_loss
 
@@ -25,7 +26,7 @@ def outputs_with_gradient(recording: Recording) -> list[tuple[int, Tensor, Tenso
     for k in recording.used_outputs:
         q = recording.gradient(k)
         assert q is not None
-        found.append((k, recording.output(k).to(dtype), q.to(dtype)))
+        found.append((k, in_precision(recording.output(k), dtype), in_precision(q, dtype)))
     return found
 
 

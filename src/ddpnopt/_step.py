@@ -148,7 +148,8 @@ class Step:
             self.rest = [p for p in combined if p not in mine]
         changed = self.rest if opt.feedback else [*self.rest, *self.own]  # the sweep keeps its own weights
         self.weights_before = {p: p.detach().clone() for p in changed}
-        self._states = [(p, dict(opt.state[p])) for p in (*self.own, *self.rest)]
+        firsts = [layer.parameters[0] for each in (self.layers, self.known) for layer in each]  # with the layer's state
+        self._states = [(p, dict(opt.state[p])) for p in (*firsts, *self.rest)]
         return True
 
     def _rescale(self, recording: Recording) -> None:
@@ -163,9 +164,9 @@ class Step:
             total = None if clipped is None or total is None else clipped * total
         share = peers.share(recording.batch_size) if peers is not None and form.mean else 1.0
         if opt.feedback:
-            find_penalties(self.layers, average, peers, share)
-            if opt.form.scale_free:
-                self.penalties = penalties_of(self.layers, opt._capture)
+            if peers is not None or any(p.grad is not None for p in self.own):
+                find_penalties(self.layers, average, peers, share)
+                self.penalties = penalties_of(self.layers, opt._capture) if form.scale_free else self.penalties
                 total = self.penalties.taken_from(total)  # what is left is that of the outputs
             if opt._uses_losses:  # on the scale of the user's loss
                 value, total = total, opt._length.level(total)
@@ -224,8 +225,7 @@ class Step:
         assert recording is not None
         self.displacement = Displacement(is_chain(opt, self.passes, recording), once=not opt.diagnostics)
         inside = self.penalties.value()
-        cost = opt._parameters.stage_cost() + inside
-        memory = (opt._length.memory, cost, inside, self.own_loss) if opt.form.scale_free else None
+        memory = opt._length.memory, opt._parameters.stage_cost() + inside, inside, self.own_loss
         given = recording, self.displacement, fraction, self.sample_losses, peers, memory
         (p_h, p_x), self.value = opt.form.start(self.passes, *given)
         self.stages = []

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ddpnopt.linear.layer import in_precision
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -165,7 +167,7 @@ def total_loss(outputs: list[Tensor], found: list[tuple[Tensor, AnyLoss]]) -> fl
     """The batch loss at some outputs, above its minimum; infinite where it is not a number."""
     total = 0.0
     for z, (_, loss) in zip(outputs, found, strict=True):
-        total += loss.total(z.to(loss.dtype))
+        total += loss.total(in_precision(z, loss.dtype))
     return total if math.isfinite(total) else math.inf
 
 
