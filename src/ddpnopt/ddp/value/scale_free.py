@@ -85,6 +85,7 @@ class ScaleFree(Batch):
         self._damping = 1.0
         self._fraction = 1.0
         self._y: Tensor | None = None  # the solution at the first stage, for fraction 1
+        self._ys: Tensor | None = None  # those at all stages, (T, N), for a small batch
         self._first: Tensor | None = None  # the Cholesky factor there
         self._diagonal: Tensor | None = None  # of the inverse there
         self._inverse: Tensor | None = None  # of the matrices of all stages, (T, N, N), for a small batch
@@ -250,15 +251,17 @@ class ScaleFree(Batch):
         if self._y is None:
             self._solve()
         r = self.target
-        target = self._less(r, self.m)
         if self._inverse is not None:
-            C = self._inverse[-1]
-            y, diagonal = C @ target, C.diagonal()
+            if self._ms is not None:
+                targets = self._less(r, self._ms)
+            else:
+                targets = torch.stack([self._less(r, system.m) for system in self._systems])
+            self._ys = torch.bmm(self._inverse, targets.unsqueeze(2)).squeeze(2)
+            y, diagonal = self._ys[-1], self._inverse[-1].diagonal()
         else:
             assert self._first is not None
             assert self._diagonal is not None
-            y = torch.cholesky_solve(target[:, None], self._first)[:, 0]
-            diagonal = self._diagonal
+            y, diagonal = torch.cholesky_solve(self._less(r, self.m)[:, None], self._first)[:, 0], self._diagonal
         self._y = y
         achieved = torch.sub(r, y, alpha=self._damping)  # J phi
         # what the others alone would do to each sample; without others exactly zero, not a rounding error
@@ -294,14 +297,11 @@ class ScaleFree(Batch):
         """Ask for this fraction of each sample's loss, and of the prior step, in the forward sweep."""
         self._promise(fraction)
         self._take(fraction)
-        r, self.target = self.target, self.target * fraction
         assert self._roots is not None
+        self.target = self.target * fraction
         if self._inverse is not None:
-            if self._ms is not None:
-                targets = self._less(r, self._ms)
-            else:
-                targets = torch.stack([self._less(r, system.m) for system in self._systems])
-            open_loop = torch.bmm(self._inverse, targets.unsqueeze(2)).squeeze(2).mul_(self.root * fraction)
+            assert self._ys is not None
+            open_loop = self._ys * (self.root * fraction)
             gains = self._inverse * self._roots
             for system, w, gain in zip(self._systems, open_loop.unbind(), gains.unbind(), strict=True):
                 system.open_loop, system.gain, system.m = w, gain, None
