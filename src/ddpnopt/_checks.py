@@ -34,7 +34,7 @@ def finite_sum(tensors: list[Tensor]) -> float:
     """A number that is finite if and only if all numbers are (except above 1e38); reads each tensor once."""
     if any(t.is_complex() for t in tensors):
         tensors = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
-    if sum(map(Tensor.numel, tensors)) < TOGETHER and len({t.dtype for t in tensors}) == 1:
+    if len(tensors) > 1 and sum(map(Tensor.numel, tensors)) < TOGETHER and len({t.dtype for t in tensors}) == 1:
         tensors = [_flatten_dense_tensors(tensors)]
     sums = [t.sum(dtype=torch.float32 if t.dtype.itemsize < 4 else None) for t in tensors]
     if len(sums) == 1:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from ddpnopt._checks import listed
 from ddpnopt._losses import Losses, are_certain, recognised_losses
 from ddpnopt._value import Passes, ValueForm
@@ -117,14 +115,15 @@ def is_chain(opt: DDPNOpt, passes: Passes, recording: Recording) -> bool:
     return chains[key]
 
 
-def not_at_outputs(losses: Losses, found: Tensor, total: float | None, capture: Capture, recording: Recording) -> float:
+def not_at_outputs(losses: Losses, found: float, total: float | None, capture: Capture, recording: Recording) -> float:
     """The part of the loss that belongs to activations inside the model; zero where it is small or not known.
 
-    What the outputs leave over may also be a constant, or the loss of another model: the gradients tell.
+    What the outputs leave over of the samples' losses, `found` in all, may also be a constant, or the loss of another
+    model: the gradients tell.
     """
     if total is None or recording.parts or not recording.used_outputs or not are_certain(losses):
         return 0.0
-    rest = total - float(found.sum()) - sum(loss.minimum() for _, loss in losses)
+    rest = total - found - sum(loss.minimum() for _, loss in losses)
     if not rest > INSIDE * total:
         return 0.0
     if capture.from_outputs is None:

@@ -11,6 +11,7 @@ from ddpnopt.ddp.loss import AnyLoss, UnknownLoss
 from ddpnopt.ddp.recognise import Search, recognise
 from ddpnopt.errors import UncertainLossWarning
 from ddpnopt.linear.given import Given
+from ddpnopt.linear.layer import in_precision
 from ddpnopt.trace.recording import Recording
 from ddpnopt.trace.scalar_outputs import beside_samples, true_loss
 
@@ -25,7 +26,7 @@ def outputs_with_gradient(recording: Recording) -> list[tuple[int, Tensor, Tenso
     for k in recording.used_outputs:
         q = recording.gradient(k)
         assert q is not None
-        found.append((k, recording.output(k).to(dtype), q.to(dtype)))
+        found.append((k, in_precision(recording.output(k), dtype), in_precision(q, dtype)))
     return found
 
 
@@ -77,7 +78,7 @@ def _shared_out(total: float, found: list[tuple[Tensor, Tensor, torch.dtype]], m
     losses: Losses = [
         (z, recognise(z, q, mean, None, narrow, rare=each)) for (z, q, narrow), each in zip(found, rare, strict=True)
     ]
-    sums = [float(loss.per_sample(z).sum()) + loss.minimum() for z, loss in losses]
+    sums = [loss.total(z) + loss.minimum() for z, loss in losses]
     open_ = [k for k, (_, loss) in enumerate(losses) if not loss.certain]
     rest = total - sum(value for k, value in enumerate(sums) if k not in open_)
     guessed = sum(sums[k] for k in open_)

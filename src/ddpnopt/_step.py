@@ -52,6 +52,7 @@ class Step:
         self.rest: list[nn.Parameter] = []  # all others with a gradient
         self.losses: Losses | None = None
         self.sample_losses: Tensor | None = None  # (B,)
+        self.own_loss = 0.0  # their sum
         self.penalties = Penalties()  # on the weights, of steps without a learning rate
         self.beside = 0.0  # what scalar outputs beside those of the samples are in the loss
         self.inside = 0.0  # a part of the loss that is computed from activations inside the model, not from its outputs
@@ -103,8 +104,9 @@ class Step:
         elif recorded:
             self.known = opt._parameters.known_layers(capture.layers)
         self.own = [p for each in (self.layers, self.known) for layer in each for p in layer.parameters]
-        own = set(self.own)
-        self.rest = [p for p in opt._parameters if p.grad is not None and p not in own]
+        with_grad = [p for p in opt._parameters if p.grad is not None]
+        own = set(self.own) if with_grad else ()
+        self.rest = [p for p in with_grad if p not in own]
         if not self.own and not self.rest:
             raise StepError("step() without a backward pass: call loss.backward() first.")
         if opt.feedback:
@@ -146,7 +148,8 @@ class Step:
             self.rest = [p for p in combined if p not in mine]
         changed = self.rest if opt.feedback else [*self.rest, *self.own]  # the sweep keeps its own weights
         self.weights_before = {p: p.detach().clone() for p in changed}
-        self._states = [(p, dict(opt.state[p])) for p in (*self.own, *self.rest)]
+        firsts = [layer.parameters[0] for each in (self.layers, self.known) for layer in each]  # with the layer's state
+        self._states = [(p, dict(opt.state[p])) for p in (*firsts, *self.rest)]
         return True
 
     def _rescale(self, recording: Recording) -> None:
@@ -161,9 +164,9 @@ class Step:
             total = None if clipped is None or total is None else clipped * total
         share = peers.share(recording.batch_size) if peers is not None and form.mean else 1.0
         if opt.feedback:
-            find_penalties(self.layers, average, peers, share)
-            if opt.form.scale_free:
-                self.penalties = penalties_of(self.layers, opt._capture)
+            if peers is not None or any(p.grad is not None for p in self.own):
+                find_penalties(self.layers, average, peers, share)
+                self.penalties = penalties_of(self.layers, opt._capture) if form.scale_free else self.penalties
                 total = self.penalties.taken_from(total)  # what is left is that of the outputs
             if opt._uses_losses:  # on the scale of the user's loss
                 value, total = total, opt._length.level(total)
@@ -178,11 +181,13 @@ class Step:
                 if share != 1.0:
                     self.losses = [(z, loss.scaled(share)) for z, loss in self.losses]
                 self.beside = share * max(0.0, beside_samples(recording))
-                self.sample_losses = per_sample(self.losses) + self.beside / recording.batch_size
+                self.sample_losses = per_sample(self.losses)
+                self.own_loss = sum(loss.total(z) for z, loss in self.losses) + self.beside
                 if form.scale_free and peers is None and all(record.extra is None for record in self.layers):
-                    self.inside = not_at_outputs(self.losses, self.sample_losses, total, opt._capture, recording)
-                if self.inside:
-                    self.sample_losses = self.sample_losses + self.inside / recording.batch_size
+                    self.inside = not_at_outputs(self.losses, self.own_loss, total, opt._capture, recording)
+                if self.beside or self.inside:
+                    self.sample_losses = self.sample_losses + (self.beside + self.inside) / recording.batch_size
+                    self.own_loss += self.inside
         if share != 1.0:
             scale(recording, share)
 
@@ -220,8 +225,7 @@ class Step:
         assert recording is not None
         self.displacement = Displacement(is_chain(opt, self.passes, recording), once=not opt.diagnostics)
         inside = self.penalties.value()
-        cost = opt._parameters.stage_cost() + inside
-        memory = (opt._length.memory, cost, inside) if opt.form.scale_free else None
+        memory = opt._length.memory, opt._parameters.stage_cost() + inside, inside, self.own_loss
         given = recording, self.displacement, fraction, self.sample_losses, peers, memory
         (p_h, p_x), self.value = opt.form.start(self.passes, *given)
         self.stages = []
@@ -305,8 +309,7 @@ class Step:
             return None
         if outputs is not None:
             return total_loss(recording.used(outputs), losses) + change_of_scalars(recording, outputs) + self.beside
-        assert self.sample_losses is not None
-        return float(self.sample_losses.sum())
+        return self.own_loss
 
     def _total(self, loss: float) -> float:
         """The loss of the whole batch, the weight decay, and a penalty on the weights in the loss."""
@@ -328,9 +331,7 @@ class Step:
     def finish(self) -> None:
         """Check what was written, and count the samples."""
         opt = self.opt
-        total = finite_sum([*([] if self.finite else self.own), *self.rest, *(self.outputs or [])])
-        if not self.peers.alone:
-            total = self.peers.total(total)
+        total = self.peers.total(finite_sum([*([] if self.finite else self.own), *self.rest, *(self.outputs or [])]))
         if not math.isfinite(total):
             raise not_finite("a weight or output after the step", ADVICE)
         if opt.form.scale_free:

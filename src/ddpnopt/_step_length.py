@@ -102,17 +102,20 @@ def _mean_share_changed(step: Step, norms: list[float]) -> float:
 
 def _norms(step: Step) -> list[float]:
     """Those of the updates of the weights, without biases; notes whether both are finite."""
-    norms = iter(stacked(torch._foreach_norm([part for update in step.updates for part in update])).tolist())
-    found = [[next(norms) for _ in update] for update in step.updates]
-    step.finite = math.isfinite(sum(map(sum, found)))
-    return [of_weight for of_weight, *_ in found]
+    norms = stacked(torch._foreach_norm([part for update in step.updates for part in update])).tolist()
+    step.finite = math.isfinite(sum(norms))
+    found, k = [], 0
+    for update in step.updates:
+        found.append(norms[k])
+        k += len(update)
+    return found
 
 
 def _updates(step: Step) -> list[list[Tensor]]:
     """Old minus new weights of each stage."""
     unknown = [stage for stage in step.stages if stage.update is None]
-    new = [w.detach() for stage in unknown for w in stage.weights]
-    differences = iter(torch._foreach_sub([u for stage in unknown for u in stage.u], new) if unknown else ())
+    old, new = [u for stage in unknown for u in stage.u], [w for stage in unknown for w in stage.weights]
+    differences = iter(torch._foreach_sub(old, new) if unknown else ())
     return [stage.update or [next(differences) for _ in stage.u] for stage in step.stages]
 
 

@@ -104,12 +104,12 @@ class ValueForm:
         fraction: float = 1.0,
         losses: Tensor | None = None,
         peers: Peers = ALONE,
-        memory: tuple[float, float, float] | None = None,
+        memory: tuple[float, float, float, float] | None = None,
     ) -> tuple[Columns, ValueFunction]:
         """V_x and V_xx at the outputs, and the cotangents that the recursion runs along.
 
         `fraction` of each sample's loss is to be removed; `losses` are the samples' losses, where known; `memory` is
-        that of `ScaleFree`: the factor of the last update, stage cost, penalty.
+        that of `ScaleFree`: the factor of the last update, stage cost, penalty, the sum of the losses.
         """
         p_h = [[r.p_h for r in recording.layers if r.p_h is not None]]
         p_x = [[r.p_x for r in recording.layers]]

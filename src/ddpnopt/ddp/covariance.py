@@ -184,19 +184,25 @@ def observe(a: Tensor, dim: int, state: dict[str, Any], side: str, decay: float,
     a = in_precision(a, torch.promote_types(a.dtype, torch.float32))  # to be decomposed
     share = n / max(1, a.numel())  # of each place
     dense = n <= DENSE
-    product = _products(a, kept) if dense else _rows(a, kept)
-    mean = share * (float(product.trace()) if dense else float(torch.linalg.vector_norm(product)) ** 2) / n
+    rows = None if dense and _is_outer(a, kept) else _rows(a, kept)
+    square, info = float(torch.linalg.vector_norm(a if rows is None else rows)) ** 2, torch.finfo(a.dtype)
+    mean = share * square / n if square <= info.max else math.inf
     of_process = 1.0 if peers.alone else peers.share(len(a))
     mean = mean if peers.alone else peers.total(mean * of_process)
-    if not torch.finfo(a.dtype).tiny <= mean < math.inf:
+    if not info.tiny <= mean < math.inf:
         return
     share *= of_process * (1 - decay) / mean
-    if dense:
-        new, old = product.mul_(share), in_precision(state.get(side + "_moments"), a.dtype)
-        new = new if peers.alone else peers.sum([new])[0]
-        state[side + "_moments"] = new if old is None else new.add_(old, alpha=decay)
+    if not dense:
+        assert rows is not None
+        _follow(rows, share, decay, state, side, peers)
     else:
-        _follow(product, share, decay, state, side, peers)
+        old = in_precision(state.get(side + "_moments"), a.dtype)
+        if rows is not None and old is not None and peers.alone:
+            state[side + "_moments"] = torch.addmm(old, rows.T, rows, beta=decay, alpha=share)
+        else:
+            new = (_products(a.flatten(2)) if rows is None else rows.T @ rows).mul_(share)
+            new = new if peers.alone else peers.sum([new])[0]
+            state[side + "_moments"] = new if old is None else new.add_(old, alpha=decay)
     note_scale(state, side, mean, decay)
 
 
@@ -205,14 +211,14 @@ def _rows(a: Tensor, dim: int) -> Tensor:
     return (a if dim == a.dim() - 1 else a.movedim(dim, -1)).reshape(-1, a.shape[dim])
 
 
-def _products(a: Tensor, dim: int) -> Tensor:
-    """The sum over all places of products of two features: (n, n)."""
-    n = a.shape[dim]
-    if dim == 1 < a.dim() - 1 and a.stride(1) != 1 and math.prod(a.shape[2:]) >= n:  # without a transposed copy
-        columns = a.flatten(2)
-        return torch.bmm(columns, columns.mT).sum(0)
-    rows = _rows(a, dim)
-    return rows.T @ rows
+def _is_outer(a: Tensor, dim: int) -> bool:
+    """Whether the places of a are behind its features in memory, and many: products without a transposed copy."""
+    return dim == 1 < a.dim() - 1 and a.stride(1) != 1 and math.prod(a.shape[2:]) >= a.shape[1]
+
+
+def _products(columns: Tensor) -> Tensor:
+    """The sum over all places of products of two features: (B, n, places) -> (n, n)."""
+    return torch.bmm(columns, columns.mT).sum(0)
 
 
 def _follow(rows: Tensor, share: float, decay: float, state: dict[str, Any], side: str, peers: Peers) -> None:

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ddpnopt.linear.layer import in_precision
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -27,7 +29,8 @@ class Loss:
     of_probabilities: bool = False  # whether the outputs are probabilities, not logits
     soft: bool = False  # of the binary form: whether targets lie between 0 and 1
     certain: bool = True  # False where the form or the scale is a guess
-    _last: list[tuple[Tensor, Tensor]] = field(default_factory=list, compare=False, repr=False)  # outputs and losses
+    # outputs, losses and their sum
+    _last: list[tuple[Tensor, Tensor, float]] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -35,9 +38,17 @@ class Loss:
 
     def per_sample(self, z: Tensor) -> Tensor:
         """The contribution of each sample to the batch loss, above its minimum: (B,); not computed twice in a row."""
+        return self._at(z)[1]
+
+    def total(self, z: Tensor) -> float:
+        """The batch loss, above its minimum."""
+        return self._at(z)[2]
+
+    def _at(self, z: Tensor) -> tuple[Tensor, Tensor, float]:
         if not self._last or self._last[0][0] is not z:
-            self._last[:] = [(z, self._per_sample(z))]
-        return self._last[0][1]
+            losses = self._per_sample(z)
+            self._last[:] = [(z, losses, _sum(losses))]
+        return self._last[0]
 
     def _per_sample(self, z: Tensor) -> Tensor:
         if self.temperature != 1.0:
@@ -108,6 +119,10 @@ class UnknownLoss:
         safe = torch.where(moves, self.residual, torch.ones_like(self.residual))
         return torch.where(moves, 0.5 * (self.residual + change / safe).square(), torch.zeros_like(change))
 
+    def total(self, z: Tensor) -> float:
+        """The sum over all samples."""
+        return _sum(self.per_sample(z))
+
     def minimum(self) -> float:
         return 0.0
 
@@ -133,6 +148,10 @@ class LinearLoss:
         """The contribution of each sample to the batch loss, above the level: (B,)."""
         return (self.q * z).reshape(len(self.q)) - self.level
 
+    def total(self, z: Tensor) -> float:
+        """The sum over all samples."""
+        return _sum(self.per_sample(z))
+
     def minimum(self) -> float:
         return float(self.level) * len(self.q)
 
@@ -146,8 +165,9 @@ AnyLoss = Loss | UnknownLoss | LinearLoss
 
 def total_loss(outputs: list[Tensor], found: list[tuple[Tensor, AnyLoss]]) -> float:
     """The batch loss at some outputs, above its minimum; infinite where it is not a number."""
-    pairs = zip(outputs, found, strict=True)
-    total = sum(float(loss.per_sample(z.to(loss.dtype)).sum()) for z, (_, loss) in pairs)
+    total = 0.0
+    for z, (_, loss) in zip(outputs, found, strict=True):
+        total += loss.total(in_precision(z, loss.dtype))
     return total if math.isfinite(total) else math.inf
 
 
@@ -156,6 +176,10 @@ def sqrt_curvature(losses: Tensor) -> Tensor:
     # a sample without loss has no gradient either: any lambda gives the same, so zero
     tiny = torch.finfo(losses.dtype).tiny
     return torch.where(losses > tiny, 0.5 / losses.clamp_min(tiny), torch.zeros_like(losses))
+
+
+def _sum(losses: Tensor) -> float:
+    return float(losses.sum(dtype=torch.float32 if losses.dtype.itemsize < 4 else None))
 
 
 def _log(p: Tensor) -> Tensor:

@@ -44,6 +44,8 @@ class Form:
                 return None
         else:
             scale = loss.weight
+        if not scale > 0:  # a batch without loss
+            return None
         return cls(loss.kind, scale, loss.dim, loss.temperature, loss.of_probabilities)
 
 
@@ -124,7 +126,7 @@ def _again(last: Form, z: Tensor, q: Tensor, mean: bool, tol: float, total: floa
 
 def _value_of(loss: Loss, z: Tensor, total: float) -> float:
     """What the user's loss says, with or without the entropy of soft targets (KL divergence): the closer to `total`."""
-    above = float(loss.per_sample(z).sum(dtype=torch.float64))
+    above = loss.total(z)
     return min(above + loss.minimum(), above, key=lambda value: abs(value - total))
 
 

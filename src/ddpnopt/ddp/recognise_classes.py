@@ -29,7 +29,7 @@ def cross_entropy(
         return
     s = torch.softmax(z, dim)
     uniform = n / z.numel() if mean else 1.0
-    t = s - q / uniform
+    t = torch.sub(s, q, alpha=1 / uniform)
     label = t.argmax(dim, keepdim=True)
     hard = _one_hot(label, t, dim)
     if float(torch.dist(t, hard, math.inf)) <= tol:  # the common case first

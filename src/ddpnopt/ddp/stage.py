@@ -54,7 +54,8 @@ class Stage:
     @property
     def batch(self) -> int:
         """Samples in the whole batch."""
-        return len(self.x) if self.peers.alone else self.peers.batch(len(self.x))
+        samples = self.x.shape[0]
+        return samples if self.peers.alone else self.peers.batch(samples)
 
     def free(self) -> None:
         """Drop the tensors of the size of the activations."""
@@ -68,8 +69,8 @@ class Stage:
 
     def free_recorded(self, displacement: Displacement) -> None:
         """Drop p_h, or x, where the forward sweep needs only the per-sample gradients, which are explicit."""
-        stored = isinstance(self._balanced, Stored)
-        if not (stored or isinstance(self._gradients, Explicit)):
+        stored = type(self._balanced) is Stored
+        if not stored and (self._gradients is None or not isinstance(self._gradients, Explicit)):
             return
         if displacement.chain:
             if self.has_input_gradients:

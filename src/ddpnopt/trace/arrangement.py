@@ -49,10 +49,10 @@ class Arrangement:
         records = recording.layers
         if not self.allowed or not records:
             return False
-        sizes = {(len(r.x) if r.x.dim() else 0, r.h_shape[0] if r.h_shape else 0) for r in records}
-        equal = len(sizes) == 1 and len(next(iter(sizes))) == 2 and len(set(next(iter(sizes)))) == 1
+        sizes = {shape[0] if shape else 0 for r in records for shape in (r.x.shape, r.h_shape)}
+        equal = len(sizes) == 1
         usual = equal and all(
-            z.dim() == 0 or q is None or len(z) == len(records[0].x)
+            z.dim() == 0 or q is None or z.shape[0] in sizes
             for z, q in zip(recording.outputs, recording.q, strict=True)
         )
         told = self.batch_dim == 0 or (self.batch_dim is None and not _may_be_sequence_first(recording))
@@ -159,7 +159,7 @@ def _group(recordings: list[Recording]) -> None:
     The joint system then has one row for each group; nothing else changes, and every sample counts in it. Micro-batches
     have groups of the same size; passes of one backward pass may have the same samples.
     """
-    batches = [len(recording.layers[0].x) for recording in recordings]
+    batches = [recording.layers[0].x.shape[0] for recording in recordings]
     of_pass: dict[int, int] = {}
     for recording, batch in zip(recordings, batches, strict=True):
         of_pass[recording.task] = max(batch, of_pass.get(recording.task, 0))

@@ -277,13 +277,13 @@ class Capture(Intercepting):
                 f"layer: use value='batch', give each use its own module, or leave this layer to the base optimizer: "
                 f"exclude=['{model_layer.name}']."
             )
-        if self._without_samples(model_layer, x, recording):
+        if model_layer.looks_up and self._without_samples(model_layer, x, recording):
             return None
         model_layer.refresh()
         record = LayerRecord(model_layer, x.detach(), x._version, recomputed=_checkpointed(), uses=[use])
-        record.span = getattr(module, "span", None)
+        record.span = vars(module).get("span")  # `getattr` takes long where there is none
         recording.layers.append(record)
-        if self._may_be_differentiated(recording, record):
+        if recording.reads_variable and self._may_be_differentiated(recording, record):
             record.skipped = self.skip_weight_grads
             record.noted = Noted(self.arrivals)
             self._noting = WeightUses.of(recording, record, self._anchor), x
@@ -303,7 +303,7 @@ class Capture(Intercepting):
 
     def _may_be_differentiated(self, recording: Recording, record: LayerRecord) -> bool:
         """Whether to note all uses of the weight: derivatives by the inputs may become part of the loss."""
-        seen = recording.reads_variable and not recording.autocast[0] and not self.compiled and not record.recomputed
+        seen = not recording.autocast[0] and not self.compiled and not record.recomputed
         return seen and self.arrivals.couples and self.wrapper is None and can_be_noted(record.model_layer)
 
     def _after(self, model_layer: ModelLayer, module: nn.Module, args: tuple[Any, ...], h: Tensor | None) -> Any:

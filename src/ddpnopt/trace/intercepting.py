@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from ddpnopt.linear.given import Given
-from ddpnopt.linear.lookup import Lookup
 from ddpnopt.trace.direct_uses import DirectUses
 from ddpnopt.trace.fused import Fused, Holder, Interception
 from ddpnopt.trace.layer_uses import shared
@@ -81,9 +80,10 @@ class Intercepting(Playback):
 
     def suspect(self, layers: Iterable[ModelLayer]) -> None:
         """Look in the next pass whether the model reads the weights of these layers past their forward."""
-        new = [each for each in layers if each.part_of is None and each not in self._suspected | self._lost]
-        self._suspects += new
-        self._suspected.update(new)
+        for each in layers:
+            if each.part_of is None and each not in self._suspected and each not in self._lost:
+                self._suspects.append(each)
+                self._suspected.add(each)
 
     def settled(self, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
         """Without those that may have feedback in the next step: the next pass tells, or the last one has told."""
@@ -111,7 +111,7 @@ class Intercepting(Playback):
 
     def _without_samples(self, layer: ModelLayer, ids: Tensor, recording: Recording) -> bool:
         """Whether an embedding has the same ids for all samples: then its rows are values that the samples share."""
-        if not self._reuse or not isinstance(layer.layer, Lookup) or recording.calls[layer.name] > 1:
+        if not self._reuse or recording.calls[layer.name] > 1:
             return False
         if not shared(ids, recording.samples()):
             return False

@@ -43,6 +43,11 @@ def settle(records: list[LayerRecord]) -> list[LayerRecord]:
 
 def combine(records: list[LayerRecord]) -> list[LayerRecord]:
     """The records of each layer as one, in the order of first use."""
+    if len({record.name for record in records}) == len(records):
+        for record in records:
+            if record.model_layer.recurrent and record.later is None:
+                record.later = later(record.model_layer, [record.x])
+        return records
     uses: dict[str, list[LayerRecord]] = {}
     for record in records:
         uses.setdefault(record.name, []).append(record)
@@ -127,6 +132,8 @@ def leave(record: LayerRecord) -> None:
 
 def even_out(recordings: list[list[LayerRecord]]) -> None:
     """Let `.grad` have the gradient of a layer from all passes, if autograd has computed that of some of them."""
+    if len(recordings) < 2:  # a layer has one record in each
+        return
     skipped: dict[str, set[bool]] = {}
     for records in recordings:
         for record in records:

@@ -24,6 +24,7 @@ from ddpnopt.trace.fused import Fused, Holder, Piece
 from ddpnopt.trace.norms import describe_norm, normalised
 from ddpnopt.trace.recurrent import Recurrent, RecurrentCell
 
+MOST_DIMS = 64  # of a tensor
 _CONVOLUTIONS: dict[Any, int] = {nn.Conv1d.forward: 1, nn.Conv2d.forward: 2, nn.Conv3d.forward: 3}
 
 
@@ -120,35 +121,33 @@ class ModelLayer:
         assert weight is not None
         self.weight = weight  # functional_call may temporarily replace it in the module
         self._bias = self._trained_bias()
+        # whether it has feedback in every pass; norms, embeddings and pieces may be left to the base optimizer
+        self.required = self.part_of is None and isinstance(self.layer, (Linear, Conv))
+        # whether its input at one time depends on its output at the time before
+        self.recurrent = isinstance(self.module, Piece) and self.module.recurrent
+        self.looks_up = isinstance(self.layer, Lookup)  # whether its inputs are ids
+        n = len(self.layer.weight_shape)
+        # dimensions that an input with a batch may have
+        self.dims = range(n, n + 2) if isinstance(self.layer, Conv) else range(2 - self.looks_up, MOST_DIMS)
+        self.normalises = isinstance(self.layer, ScaleShift)  # whether it is linear in a normalised input
+        self.parameters = self._trained()  # [weight] or [weight, bias]
 
     def _trained_bias(self) -> nn.Parameter | None:
         bias = self.module._parameters.get("bias")
         return bias if bias is not None and bias.requires_grad else None
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """Those that are trained: [weight] or [weight, bias]."""
+    def _trained(self) -> list[nn.Parameter]:
         return [self.weight] if self._bias is None else [self.weight, self._bias]
-
-    @property
-    def required(self) -> bool:
-        """Whether it has feedback in every pass; norms, embeddings and pieces may be left to the base optimizer."""
-        return self.part_of is None and isinstance(self.layer, (Linear, Conv))
-
-    @property
-    def recurrent(self) -> bool:
-        """Whether its input at one time depends on its output at the time before."""
-        return isinstance(self.module, Piece) and self.module.recurrent
 
     def state_of(self, x: Tensor) -> Tensor:
         """What the layer is linear in, for an input of the module: the input itself, or for a norm x^."""
-        if not isinstance(self.layer, ScaleShift):
+        if not self.normalises:
             return x
         return normalised(self.module, x.detach().to(self.weight.dtype))
 
     def is_faster_from_state(self, x: Tensor) -> bool:
         """Whether `output` of the state of x is what the module computes from x, in less time: a norm's."""
-        plain = isinstance(self.layer, ScaleShift) and x.dtype == self.weight.dtype
+        plain = self.normalises and x.dtype == self.weight.dtype
         return plain and "forward" not in vars(self.module) and not torch.is_autocast_enabled(x.device.type)
 
     def output(self, state: Tensor) -> Tensor:
@@ -163,6 +162,7 @@ class ModelLayer:
             layer = describe(self.module)
             assert layer is not None
             self.layer, self._bias = layer, bias
+            self.parameters = self._trained()
 
 
 def find_layers(

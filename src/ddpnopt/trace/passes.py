@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 def by_backward_pass(recordings: list[Recording]) -> list[list[Recording]]:
     """Recordings that one backward pass went through, in the order of their forward passes."""
+    if len(recordings) == 1:
+        return [recordings]
     found: dict[int, list[Recording]] = {}
     for recording in recordings:
         found.setdefault(recording.task, []).append(recording)
@@ -56,9 +58,10 @@ def as_one(recordings: list[Recording]) -> Recording:
     for recording in recordings:
         for record in recording.layers:
             if not isinstance(record.layer, Given):  # which acts from its first use on, in whatever pass that is
-                record.uses = [use + one.calls[record.name] for use in record.uses]
+                record.uses = [use + one.calls.get(record.name, 0) for use in record.uses]
             records.append(record)
-        one.calls.update(recording.calls)
+        for name, calls in recording.calls.items():
+            one.calls[name] = one.calls.get(name, 0) + calls
         for k in range(len(recording.q)):
             one.positions.append(one.floating_outputs + recording.positions[k])
             one.layouts[one.positions[-1]] = recording.layouts.get(recording.positions[k])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,9 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ddpnopt.errors import ModelError, StepError
-from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.given import Given
-from ddpnopt.linear.lookup import Lookup
 from ddpnopt.trace.layout import Layout
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.random_numbers import RandomState
@@ -84,7 +81,7 @@ class Recording:
     autocast: tuple[bool, torch.dtype, str]
     arrivals: Arrivals
     layers: list[LayerRecord] = field(default_factory=list)
-    calls: Counter[str] = field(default_factory=Counter)  # of each layer so far
+    calls: dict[str, int] = field(default_factory=dict)  # of each layer so far
     outputs: list[Tensor] = field(default_factory=list)
     q: list[Tensor | None] = field(default_factory=list)  # gradients at the outputs
     floating_outputs: int = 0  # how many there are, with or without gradient
@@ -162,7 +159,7 @@ class Recording:
             for k, q in enumerate(self.q)
             if q is not None
             and self.outputs[k].dim() > 0
-            and len(self.output(k)) == self.batch_size
+            and self.output(k).shape[0] == self.batch_size
             and self.positions[k] not in linked
         ]
         self.signature = (
@@ -188,12 +185,8 @@ class Recording:
         first = self.layers[0] if self.layers else None
         for record in self.layers:
             assert first is not None
-            x, layer = record.x, record.layer
-            if (
-                x.dim() not in (len(layer.weight_shape), len(layer.weight_shape) + 1)
-                if isinstance(layer, Conv)
-                else x.dim() < 2 - isinstance(layer, Lookup)
-            ):
+            x = record.x
+            if x.dim() not in record.model_layer.dims:
                 raise ModelError(
                     f"Layer '{record.name}' ran on an input of shape {tuple(x.shape)}, without a batch dimension: "
                     "keep samples in dimension 0, even a single one."

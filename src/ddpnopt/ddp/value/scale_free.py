@@ -37,7 +37,7 @@ from ddpnopt.ddp.value import shares
 from ddpnopt.ddp.value.batch import TOGETHER, Batch, Solver, System
 from ddpnopt.ddp.value.coupling import Coupling
 from ddpnopt.ddp.value.stage_cost import CostChange, penalty_step
-from ddpnopt.linear.layer import Parts, per_sample_dot, stacked
+from ddpnopt.linear.layer import Parts, in_precision, per_sample_dot, stacked
 from ddpnopt.linear.metric import IDENTITY, Metric
 from ddpnopt.linear.sample_gradients import Sums
 
@@ -52,9 +52,10 @@ class ScaleFree(Batch):
 
     def __init__(
         self, losses: Tensor, displacement: Displacement, peers: Peers = ALONE, memory: float = 0.0, cost: float = 0.0,
-        penalty: float = 0.0, least: float = LEAST_LOSS,
+        penalty: float = 0.0, total: float | None = None, least: float = LEAST_LOSS,
     ) -> None:  # fmt: skip
-        mean = peers.total(float(losses.sum())) / peers.batch(len(losses))
+        """From the losses of the samples here; `total` is their sum, where it is known."""
+        mean = peers.total(float(losses.sum()) if total is None else total) / peers.batch(losses.shape[0])
         losses = losses.clamp_min(least * mean)
         if peers.alone and losses.dtype.itemsize >= 4 and least * mean > torch.finfo(losses.dtype).tiny:
             r = losses.mul_(2).sqrt_()  # all are positive
@@ -75,6 +76,7 @@ class ScaleFree(Batch):
         self._etas: list[float] = []  # before that
         self._effects: list[list[tuple[float, Tensor]]] = []  # factors and effects, on each sample's loss, of the prior
         self._repeated: list[Tensor | None] = []  # of the last update, of our own samples
+        self._together: Tensor | None = None  # the same in one tensor, where it is known at all stages
         self._slope: float | None = None
         self._ms: Tensor | None = None  # m of all stages, (T, N), where all have the same kind of prior
         self._knows_last = False  # whether the effect of the last update is known at the current stage
@@ -83,6 +85,7 @@ class ScaleFree(Batch):
         self._damping = 1.0
         self._fraction = 1.0
         self._y: Tensor | None = None  # the solution at the first stage, for fraction 1
+        self._ys: Tensor | None = None  # those at all stages, (T, N), for a small batch
         self._first: Tensor | None = None  # the Cholesky factor there
         self._diagonal: Tensor | None = None  # of the inverse there
         self._inverse: Tensor | None = None  # of the matrices of all stages, (T, N, N), for a small batch
@@ -103,14 +106,14 @@ class ScaleFree(Batch):
         if self.peers.alone:
             own = gradients = stage.balanced_gradients()
             steps, cost = self._set_prior(stage)
-            K, found = gradients.couple([*(step for _, step in steps), *cost])
+            K, found = gradients.couple([step for _, step in steps] + cost)
             effects = self._effects_of(stage, l_u, steps, found)
         else:
             coupling, combined = self._coupling or Coupling(stage), stage.sketched
             self._coupling = None
             steps, cost = self._set_prior(stage)
             p, layer = stage.p_h[0], stage.layer
-            asked = [*(step for _, step in steps), *cost]
+            asked = [step for _, step in steps] + cost
             if combined is not None:
                 own, found = combined, [combined.effect(step) for step in asked]
             else:
@@ -126,7 +129,7 @@ class ScaleFree(Batch):
         system = System(None, stage.state, None)
         self._stages.append(stage)
         self._systems.append(system)
-        self._grams.append(K.to(self.L.dtype))
+        self._grams.append(in_precision(K, self.L.dtype))
         self._effects.append(effects)
         return own, partial(self._weights, system)
 
@@ -162,15 +165,14 @@ class ScaleFree(Batch):
         grams, self._grams = self._grams, []
         if not grams:
             return
-        together = torch.stack(grams) if len(self.L) <= TOGETHER else None
+        N = self.L.shape[0]
+        together = torch.stack(grams) if N <= TOGETHER else None
         if together is not None:
             k = torch.diagonal(together, dim1=1, dim2=2) @ self.L
         else:
             k = torch.stack([torch.vdot(self.L, K.diagonal()) for K in grams])
         self._feel_slopes()
-        norms = torch._foreach_norm([stage.u[0] for stage in self._stages])
-        sizes = stacked(norms).tolist()
-        N = len(self.L)
+        sizes = stacked(torch._foreach_norm([stage.u[0] for stage in self._stages])).tolist()
         for stage, total, norm in zip(self._stages, k.tolist(), sizes, strict=True):
             mean = total / N
             count = stage.u[0].numel()
@@ -191,11 +193,11 @@ class ScaleFree(Batch):
 
     def _feel_slopes(self) -> None:
         """The slope along the last update: of each layer for its share, and the one of all."""
-        known = [(t, effect) for t, effect in enumerate(self._repeated) if effect is not None]
-        slopes = [0.0] * len(self._stages)
-        effects = stacked([effect for _, effect in known]).sum(1).tolist() if known else []
-        for (t, _), effect in zip(known, effects, strict=True):
-            slopes[t] = -effect
+        known = [effect for effect in self._repeated if effect is not None]
+        each = stacked(known) if known else None
+        effects = iter(each.sum(1).tolist() if each is not None else ())
+        slopes = [0.0 if effect is None else -next(effects) for effect in self._repeated]
+        self._together = each if len(known) == len(slopes) else None
         if not self.peers.alone:
             slopes = self.peers.sum([self.L.new_tensor(slopes)])[0].tolist()
         if known or any(slopes):
@@ -214,13 +216,14 @@ class ScaleFree(Batch):
 
     def _add_up_effects(self) -> None:
         """m of all stages: what the priors of a stage and those behind it do to each sample's loss."""
-        alike = len({share for effects in self._effects for share, _ in effects}) == 1
-        alike = alike and all(len(effects) == 1 for effects in self._effects)
-        if alike:  # in a few calls
-            each = stacked([effects[0][1] for effects in self._effects])
-            self._ms = each.to(self.L.dtype).cumsum(0).mul_(self._effects[0][0][0])
+        shares = {share for effects in self._effects for share, _ in effects}
+        if len(shares) == 1 and all(len(effects) == 1 for effects in self._effects):  # in a few calls
+            known, each = self._together, [effects[0][1] for effects in self._effects]
+            if known is None or any(a is not b for a, b in zip(each, self._repeated, strict=True)):
+                known = stacked(each)
+            self._ms = in_precision(known, self.L.dtype).cumsum(0).mul_(shares.pop())
             self.m = self._ms[-1]
-            for system, m in zip(self._systems, self._ms.unbind(), strict=True):
+            for system, m in zip(self._systems, self._ms.unbind(), strict=True) if self._sums is None else ():
                 system.m = m
             return
         for system, effects in zip(self._systems, self._effects, strict=True):
@@ -247,22 +250,22 @@ class ScaleFree(Batch):
         self._assemble()
         if self._y is None:
             self._solve()
-        assert self.S is not None
         r = self.target
-        target = self._less(r, self.m)
         if self._inverse is not None:
-            C = self._inverse[-1]
-            y, diagonal = C @ target, C.diagonal()
+            if self._ms is not None:
+                targets = self._less(r, self._ms)
+            else:
+                targets = torch.stack([self._less(r, system.m) for system in self._systems])
+            self._ys = torch.bmm(self._inverse, targets.unsqueeze(2)).squeeze(2)
+            y, diagonal = self._ys[-1], self._inverse[-1].diagonal()
         else:
             assert self._first is not None
             assert self._diagonal is not None
-            y = torch.cholesky_solve(target[:, None], self._first)[:, 0]
-            diagonal = self._diagonal
+            y, diagonal = torch.cholesky_solve(self._less(r, self.m)[:, None], self._first)[:, 0], self._diagonal
         self._y = y
         achieved = torch.sub(r, y, alpha=self._damping)  # J phi
-        without = r - y / diagonal  # what the others alone would do to each sample
-        if r.shape[0] == 1:  # no others: exactly zero, not a rounding error of either sign
-            without = torch.zeros_like(r)
+        # what the others alone would do to each sample; without others exactly zero, not a rounding error
+        without = torch.addcdiv(r, y, diagonal, value=-1) if r.shape[0] > 1 else torch.zeros_like(r)
         rows = torch.stack([r, achieved, without])
         (square, own, unseen), (_, own2, _), (_, _, unseen2) = (rows @ rows.T).tolist()
         loss = 0.5 * square
@@ -294,14 +297,11 @@ class ScaleFree(Batch):
         """Ask for this fraction of each sample's loss, and of the prior step, in the forward sweep."""
         self._promise(fraction)
         self._take(fraction)
-        r, self.target = self.target, self.target * fraction
         assert self._roots is not None
+        self.target = self.target * fraction
         if self._inverse is not None:
-            if self._ms is not None:
-                targets = self._less(r, self._ms)
-            else:
-                targets = torch.stack([self._less(r, system.m) for system in self._systems])
-            open_loop = torch.bmm(self._inverse, targets.unsqueeze(2)).squeeze(2).mul_(self.root * fraction)
+            assert self._ys is not None
+            open_loop = self._ys * (self.root * fraction)
             gains = self._inverse * self._roots
             for system, w, gain in zip(self._systems, open_loop.unbind(), gains.unbind(), strict=True):
                 system.open_loop, system.gain, system.m = w, gain, None
@@ -336,7 +336,7 @@ class ScaleFree(Batch):
         d = self._damping
         A.diagonal(dim1=-2, dim2=-1).add_(d)
         factor, failed = torch.linalg.cholesky_ex(A)
-        while bool(failed.any()) and d > 0 and bool(A.isfinite().all()):
+        while any(failed.view(-1).tolist()) and d > 0 and bool(A.isfinite().all()):
             A.diagonal(dim1=-2, dim2=-1).add_(9 * d)
             d *= 10
             factor, failed = torch.linalg.cholesky_ex(A)

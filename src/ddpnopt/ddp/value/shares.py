@@ -57,11 +57,11 @@ def promise(stages: list[Stage], sums: list[Tensor] | Tensor, w: Tensor, priors:
         own, diagonals = sums @ w, torch.diagonal(sums, dim1=1, dim2=2)
     else:
         own, diagonals = torch.stack([S @ w for S in sums]), torch.stack([S.diagonal() for S in sums])
-    everyone = own + priors
-    totals = torch.stack([everyone, everyone - diagonals * w], 2).sum(1)  # (T, 2), of stage t and those behind it
-    alone = totals.diff(dim=0, prepend=torch.zeros_like(totals[:1]))
-    for stage, (of_all, of_others) in zip(stages, alone.tolist(), strict=True):
-        stage.state["promised"] = (fraction * of_all, fraction * max(0.0, of_others))
+    behind = behind_own = 0.0  # of the stages behind: all samples, and each by its own gradient
+    for stage, total, itself in zip(stages, (own + priors).sum(1).tolist(), (diagonals @ w).tolist(), strict=True):
+        of_all, of_itself = total - behind, itself - behind_own
+        behind, behind_own = total, itself
+        stage.state["promised"] = (fraction * of_all, fraction * max(0.0, of_all - of_itself))
 
 
 def size_of(stage: Stage, size: float) -> float:
