@@ -57,7 +57,7 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
     if after is not None and step.loss_before is not None and found.loss > 0:
         change = (after - step.loss_before) / found.loss
         if not change <= TOLERATED:
-            length.fraction, length.memory = step.asked, 0.0  # if no attempt succeeds, the next step starts from here
+            length.refuse(step.asked)
             return SHRINK
     step.updates = _updates(step)
     norms = _norms(step)

@@ -44,6 +44,7 @@ NORMED = 0.12  # … with batch norm, further beyond it: the average of the weig
 NOISE = 2.0  # standard errors below zero from which on the evidence of samples left out is that of coupled ones
 LEAST_KAPPA = 0.5
 REACH = 0.08  # of a layer's spectral norm: what a step may change
+RISE = 1.25  # of the fraction that changes a layer by REACH, with batch norm: there it differs much between batches
 SURPRISE = 10.0  # deviations of a loss above its running mean at which the last step is taken back
 FELT = 0.5  # of the curvature by the slope after a step: a lower bound of kappa
 RESOLUTION = 1e-6  # relative changes of the loss below this are rounding errors
@@ -88,7 +89,8 @@ class StepLength:
     expected: float = 0.0  # running mean of the losses that were seen
     deviation: float = 0.0  # … and of their distance from it
     seen: int = 0
-    beyond: bool = False  # whether the slope has ever said, with batch norm, that a step went too far
+    coupled: bool = False  # whether the network of the last step is known to couple the samples
+    beyond: bool = False  # whether a step has ever gone too far: the slope says so with batch norm, or it was refused
     below_zero: bool = False  # whether the loss of any batch was
     flatness: float = 0.0  # of a loss that was: squares of its gradients over its level, in the first such batch
     memory: float = 0.0  # times the last update is the prior of the next step
@@ -127,11 +129,16 @@ class StepLength:
         self.kappa /= SHRINK
         self.memory = 0.0
 
+    def refuse(self, asked: float) -> None:
+        """A step of this fraction has gone completely wrong: if no shorter one succeeds, the next starts from here."""
+        self.fraction, self.memory, self.beyond = asked, 0.0, True
+
     def choose(self, found: Evidence, *, coupled: bool = False) -> float:
         """The fraction to ask for; a batch without loss or gradient leaves everything as it is.
 
         `coupled` says that the network is known to couple the samples (batch norm).
         """
+        self.coupled = coupled
         if found.loss <= 0 or found.own < RESOLUTION:
             return self.fraction
         self.loss = found.loss if self.steps == 0 else DECAY * self.loss + (1 - DECAY) * found.loss
@@ -147,19 +154,19 @@ class StepLength:
             self.kappa = 0.5 * found.own / max(found.own_curvature * self.fraction, RESOLUTION)
             self.doubted = DOUBTED * self.kappa
         else:
-            self.fraction = self._next(coupled)
+            self.fraction = self._next()
         self.steps += 1
         return self.fraction
 
-    def _next(self, coupled: bool) -> float:
+    def _next(self) -> float:
         last, gains = self.fraction, self.unseen > RESOLUTION * self.own
         on_batch = OWN * self.own / max(self.kappa * self.own_curvature, 1e-300)
         wanted = last
-        if self.slope_weight > 0 and (coupled or not gains):  # leaving samples out says nothing
-            kept_at = NORMED if coupled else -SLOPE_OFFSET if self._is_noise() else SLOPE_OFFSET
+        if self.slope_weight > 0 and (self.coupled or not gains):  # leaving samples out says nothing
+            kept_at = NORMED if self.coupled else -SLOPE_OFFSET if self._is_noise() else SLOPE_OFFSET
             slope = self.slope / self.slope_weight
             wanted = last * math.exp(SLOPE_GAIN * (kept_at - slope))
-            if coupled:  # the curvature at this length says nothing about longer steps
+            if self.coupled:  # the curvature at this length says nothing about longer steps
                 self.beyond, on_batch = self.beyond or slope > kept_at, math.inf
                 wanted = wanted if self.beyond else GROWTH * last
         elif gains:
@@ -179,7 +186,8 @@ class StepLength:
 
     def is_within_reach(self, share: float, taken: float) -> bool:
         """Take in by which share of its size a step of fraction `taken` changes a layer, and judge it."""
-        self.reach = taken * REACH / share if share > 0 else math.inf
+        reach = taken * REACH / share if share > 0 else math.inf
+        self.reach = min(reach, RISE * self.reach) if self.coupled else reach
         return share <= GROWTH * REACH
 
     def feel(self, slope: float) -> None:
