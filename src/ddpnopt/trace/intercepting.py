@@ -63,7 +63,7 @@ class Intercepting(Playback):
             recomputed = bool(self._skipped) and torch._C._current_graph_task_id() != -1
             wanted = torch.is_grad_enabled() and (self._running is not None or recomputed) and not transformed()
         if wanted and fused.applies():
-            self._intercept(fused, Interception(fused.replacements()))
+            self._intercept(fused, Interception(fused.replacements(args)))
 
     def _intercept(self, owner: Any, mode: Interception | Uses | DirectUses) -> None:
         mode.__enter__()
