@@ -58,6 +58,21 @@ class Lent(nn.Module):
         return found
 
 
+class Generated(nn.Module):
+    """A small network makes the weight of a linear layer, and the rows that are added to all samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.task, self.prompt = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(1, 2, 4))
+        self.make, self.adapt, self.out = nn.Linear(3, 16), nn.Linear(4, 4), nn.Linear(4, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.linear(x.unflatten(1, (3, 4)), torch.tanh(self.make(self.task)).view(4, 4))
+        rows = torch.tanh(self.adapt(self.prompt)).expand(len(x), -1, -1)
+        found: Tensor = self.out(torch.tanh(torch.cat([rows, h], 1)).sum(1) * h.mean(1))
+        return found
+
+
 def words() -> tuple[Tensor, Tensor]:
     return torch.randint(7, (B, 3)), torch.randint(7, (B, 3))
 
@@ -70,11 +85,13 @@ Case = tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, Tensor]], Calla
 CASES: dict[str, Case] = {
     "tied by hand": (TiedByHand, words, token_loss),
     "tied autoencoder": (TiedAutoencoder, lambda: (torch.randn(B, 7),) * 2, F.mse_loss),
+    "generated": (Generated, lambda: (torch.randn(B, 12), torch.randint(7, (B,))), F.cross_entropy),
     "lent": (Lent, lambda: (torch.randn(B, 12), torch.randint(7, (B,))), F.cross_entropy),
 }
 USED = {
     "tied by hand": {"words.weight"},
     "tied autoencoder": {"code.weight", "code.bias"},
+    "generated": {"task", "prompt", "make.weight", "make.bias", "adapt.weight", "adapt.bias"},
     "lent": {"conv.weight", "conv.bias", "mix.weight"},
 }
 

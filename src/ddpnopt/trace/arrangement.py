@@ -46,9 +46,10 @@ class Arrangement:
 
     def _arrange(self, recording: Recording) -> bool:
         """Whether the samples are in dimension 0 everywhere, so that there is nothing to do."""
-        records = recording.layers
-        if not self.allowed or not records:
+        if not self.allowed or not recording.layers:
             return False
+        self._leave_without_batch(recording)
+        records = recording.layers
         sizes = {(len(r.x) if r.x.dim() else 0, r.h_shape[0] if r.h_shape else 0) for r in records}
         equal = len(sizes) == 1 and len(next(iter(sizes))) == 2 and len(set(next(iter(sizes)))) == 1
         usual = equal and all(
@@ -144,6 +145,19 @@ class Arrangement:
             layout = None if kind is None else Layout(kind, batch)
             if layout is not None and output.dim() and layout.fits(None, output):
                 recording.layouts[position] = layout
+
+    def _leave_without_batch(self, recording: Recording) -> None:
+        """A single vector, such as a time that all share, has no samples; if no layer has any, it is refused later."""
+        alone = [record for record in recording.layers if _without_batch(record)]
+        if len(alone) == len(recording.layers):
+            return
+        for record in alone:
+            assert record.p_h is not None
+            self.left.add(record.name)
+            record.x, record.p_h = record.x[None], record.p_h[None]
+            leave(record)
+        if alone:
+            recording.layers = [record for record in recording.layers if record not in alone]
 
     def _leave_minority(self, recording: Recording) -> None:
         """No inputs to find the batch by: that of the loss, or else that of most layers."""

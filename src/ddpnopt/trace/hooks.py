@@ -277,7 +277,7 @@ class Capture(Intercepting):
                 f"layer: use value='batch', give each use its own module, or leave this layer to the base optimizer: "
                 f"exclude=['{model_layer.name}']."
             )
-        if self._without_samples(model_layer, x, recording):
+        if self._of_parameters(model_layer, x, recording) or self._without_samples(model_layer, x, recording):
             return None
         model_layer.refresh()
         record = LayerRecord(model_layer, x.detach(), x._version, recomputed=_checkpointed(), uses=[use])

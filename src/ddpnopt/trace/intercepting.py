@@ -109,6 +109,20 @@ class Intercepting(Playback):
                     self._loose[p] = ModelLayer(f"{layer.name}.{own}", Holder(p), given, loosened=True)
                     self._modules.add(self._loose[p].module)
 
+    def _of_parameters(self, layer: ModelLayer, x: Tensor, recording: Recording) -> bool:
+        """Whether a layer has one input for all samples, computed from parameters: it makes values that they share."""
+        made = None if recording.loose is None else recording.loose.known.get(id(x))
+        if made is None or not made.roots or recording.loose is None or recording.calls[layer.name] > 1:
+            return False
+        samples = recording.samples(unknown=0)
+        if layer.part_of is not None or not (x.dim() == 1 or len(x) == 1 < samples):
+            return False
+        self._loosen([layer], samples)
+        if layer not in self._lost:
+            return False
+        recording.loose.known.update({id(p): Made.of(p) for p in layer.parameters})
+        return True
+
     def _without_samples(self, layer: ModelLayer, ids: Tensor, recording: Recording) -> bool:
         """Whether an embedding has the same ids for all samples: then its rows are values that the samples share."""
         if not self._reuse or not isinstance(layer.layer, Lookup) or recording.calls[layer.name] > 1:

@@ -69,6 +69,7 @@ OF_PARAMETERS: set[Any] = (
         "clone", "flip", "roll", "cat", "stack", "sum", "mean", "norm", "vector_norm", "softmax", "log_softmax",
         "normalize", "matmul", "mm", "mv", "dot", "vdot", "outer", "diag", "tril", "triu", "_weight_norm", "embedding",
         "swapaxes", "view_as", "reshape_as", "adaptive_avg_pool1d", "einsum", "interpolate",
+        "linear", "layer_norm", "rms_norm",
     )
     | {Tensor.__getitem__, Tensor.__matmul__, torch.linalg.vector_norm}
     | {getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH")}
