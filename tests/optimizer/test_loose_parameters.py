@@ -156,9 +156,27 @@ class Parametrised(Net):
         return self.b(torch.tanh(self.a(x))) + self.c(x.transpose(1, 2)).transpose(1, 2)
 
 
+class Experts(Net):
+    """Three experts as one parameter: all of them on all samples, experts first, or those that a sample chooses."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.weight, self.shift = nn.Parameter(torch.randn(3, N, N)), nn.Parameter(torch.randn(3, N))
+
+    def between(self, x: Tensor) -> Tensor:
+        if self.kind == "first":
+            each = torch.bmm(x.sum(1).expand(3, -1, -1), self.weight) + self.shift[:, None]
+            return x + torch.tanh(each).sum(0)[:, None]
+        chosen = (x.detach().sum(2)[:, :2] > 0).long() + 1  # (B, 2)
+        each = (x.sum(1)[:, None, None] @ self.weight[chosen]).squeeze(2) + self.shift[chosen]
+        return x + torch.tanh(each).sum(1, keepdim=True)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "tokens": Tokens, "in place": InPlace, "scales": Scales, "own forwards": OwnForwards, "tied": Tied,
     "shared": Shared, "parametrised": Parametrised,
+    "experts": lambda: Experts("first"), "experts of samples": lambda: Experts("chosen"),
     "positions": lambda: Positions(False), "positions, one row": lambda: Positions(True),
 }  # fmt: skip
 

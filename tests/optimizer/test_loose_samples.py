@@ -159,8 +159,9 @@ class Table(nn.Module):
         return found
 
 
-def test_rows_of_a_bare_table_that_samples_choose_have_their_gradients() -> None:
-    model = Table(back=False)
+@pytest.mark.parametrize("back", [False, True])
+def test_rows_of_a_bare_table_that_samples_choose_have_their_gradients(back: bool) -> None:
+    model = Table(back)
     x, labels, y = torch.randn(B, 3), torch.tensor([0, 3, 3, 1, 0, 4]), torch.arange(B) % 3
     wanted = []
     for i in range(B):
@@ -174,11 +175,3 @@ def test_rows_of_a_bare_table_that_samples_choose_have_their_gradients() -> None
     (recording,) = opt._capture.arrivals.take_all()
     found = {record.name: record.p_h for record in recording.layers}
     torch.testing.assert_close(found["table"], torch.stack(wanted))
-
-
-def test_rows_that_are_counted_from_the_back_are_left_to_the_base_optimizer() -> None:
-    model = Table(back=True)
-    opt = DDPNOpt(model)
-    F.cross_entropy(model(torch.randn(B, 3), torch.arange(B) % 5), torch.arange(B) % 3).backward()
-    with pytest.warns(OpenLoopWarning, match="table"):
-        opt.step()

@@ -101,3 +101,6 @@ MEETING: set[Any] = (
     )
     | {Tensor.__matmul__, operator.matmul}
 )  # fmt: skip
+
+# that may have the samples in dimension 1, where dimension 0 counts the experts
+STACKED: set[Any] = SUMS | PRODUCTS | _methods("bmm", "baddbmm", "matmul") | {Tensor.__matmul__, operator.matmul}
