@@ -17,6 +17,7 @@ from ddpnopt.trace.layer_uses import even_out
 from ddpnopt.trace.micro_batches import MicroBatches, join
 from ddpnopt.trace.passes import are_linked, as_one, by_backward_pass, leave_to_base, may_be_one, take_same_path
 from ddpnopt.trace.recording import LayerRecord, Recording
+from ddpnopt.trace.rescaling import penalty
 from ddpnopt.trace.scalar_outputs import true_loss
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def one_recording(opt: DDPNOpt, *, alone: bool = True) -> tuple[Recording | None
     only_derivatives = arrivals.differentiated and not arrivals.recordings
     recordings = [] if only_derivatives else arrivals.take_all()
     even_out([one.layers for one in recordings])
-    if feedback and arrivals.differentiated:
+    if feedback and (arrivals.differentiated or (arrivals.transformed and _have_other_gradients(recordings))):
         leave_to_base(recordings, capture)
         return (recordings[0] if recordings else None), capture
     if form.scale_free:
@@ -55,6 +56,11 @@ def one_recording(opt: DDPNOpt, *, alone: bool = True) -> tuple[Recording | None
     if len(recordings) > 1:
         return join(recordings), MicroBatches(capture)
     return recordings[0], capture
+
+
+def _have_other_gradients(recordings: list[Recording]) -> bool:
+    """Whether weights of layers have gradients that did not come through these passes."""
+    return any(penalty(record) is not None for one in recordings for record in one.layers)
 
 
 def _suspect_uncalled(capture: Capture, recordings: list[Recording]) -> None:
@@ -138,6 +144,11 @@ def why_open_loop(capture: Capture) -> str:
         if not capture.arrivals.unjoined:
             return " The loss contains derivatives of the model: there, only nn.Linear takes part in the joint step."
         return f" The loss contains derivatives of the model, and {capture.arrivals.unjoined}: there is nothing to do."
+    if capture.arrivals.transformed:
+        return (
+            " A part of the loss was computed inside a transform of torch.func (vmap, jacrev, …), where passes are not "
+            "seen: use torch.autograd.grad(…, create_graph=True) for steps with feedback."
+        )
     left = sorted(capture.arrangement.left)
     if not left:
         return ""

@@ -220,3 +220,46 @@ def test_a_term_in_a_loose_parameter_alone_is_a_part_of_each_samples_loss() -> N
         (0.5 * z.square().sum(1).mean() + log_det + 3.0).backward()
         opt.step()
     torch.testing.assert_close(model.log_scale.exp(), x.square().mean(0).sqrt(), rtol=0.3, atol=0.05)
+
+
+# -- passes inside a transform of torch.func ---------------------------------------------------------------------------
+
+
+def test_a_loss_with_jacobians_by_torch_func_is_trained_by_its_whole_gradient_and_a_warning_says_so() -> None:
+    model = network()
+    x, wanted = batch()[0], torch.randn(3, 5)
+
+    def loss() -> Tensor:
+        weights = dict(model.named_parameters())
+        one = torch.func.jacrev(lambda v: torch.func.functional_call(model, weights, (v,)))
+        return model(x).square().mean() + F.mse_loss(torch.func.vmap(one)(x), wanted.expand(16, 3, 5))
+
+    expected = torch.autograd.grad(loss(), list(model.parameters()), allow_unused=True)
+    opt = DDPNOpt(model)
+    loss().backward()
+    with pytest.warns(OpenLoopWarning, match="inside a transform of torch.func"):
+        opt.step()
+    for p, g in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, g)
+    before = loss().item()
+    for _ in range(40):
+        opt.zero_grad()
+        loss().backward()
+        opt.step()
+    assert loss().item() < 0.8 * before
+
+
+def test_jacobians_that_are_not_part_of_the_loss_change_nothing() -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    x, y = batch()
+    for each, looks in ((model, True), (twin, False)):
+        opt = DDPNOpt(each)
+        for _ in range(3):
+            opt.zero_grad()
+            F.cross_entropy(each(x), y).backward()
+            if looks:
+                torch.func.vmap(torch.func.jacrev(each))(x)
+            opt.step()
+        assert opt.report.open_loop == []
+    close(model, twin)

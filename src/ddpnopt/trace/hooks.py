@@ -174,7 +174,10 @@ class Capture(Intercepting):
     # -- the user's forward pass -------------------------------------------------------------------------------------
 
     def _begin(self, _: None, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if Playback.replays or not self.enabled or not torch.is_grad_enabled() or transformed():
+        if Playback.replays or not self.enabled or not torch.is_grad_enabled():
+            return None
+        if transformed():
+            self.arrivals.transformed = True
             return None
         self.wrapper = active_wrapper()
         self._want_grads()  # an interrupt in the middle of a layer may have left some disabled
