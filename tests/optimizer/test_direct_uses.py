@@ -45,6 +45,19 @@ class TiedAutoencoder(nn.Module):
         return F.linear(torch.tanh(self.code(x)), self.code.weight.t(), self.shift)
 
 
+class DeepTiedAutoencoder(nn.Module):
+    """Bare shifts beside weights that have as many rows as there are samples, or several times as many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(7, 2 * B), nn.Linear(2 * B, B)
+        self.c, self.d = nn.Parameter(torch.zeros(2 * B)), nn.Parameter(torch.zeros(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.b(torch.tanh(self.a(x))))
+        return F.linear(torch.tanh(F.linear(h, self.b.weight.T, self.c)), self.a.weight.T, self.d)
+
+
 class Lent(nn.Module):
     """Layers that are never called: their weights are arguments of functions."""
 
@@ -85,12 +98,14 @@ Case = tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, Tensor]], Calla
 CASES: dict[str, Case] = {
     "tied by hand": (TiedByHand, words, token_loss),
     "tied autoencoder": (TiedAutoencoder, lambda: (torch.randn(B, 7),) * 2, F.mse_loss),
+    "deep tied autoencoder": (DeepTiedAutoencoder, lambda: (torch.randn(B, 7),) * 2, F.mse_loss),
     "generated": (Generated, lambda: (torch.randn(B, 12), torch.randint(7, (B,))), F.cross_entropy),
     "lent": (Lent, lambda: (torch.randn(B, 12), torch.randint(7, (B,))), F.cross_entropy),
 }
 USED = {
     "tied by hand": {"words.weight"},
     "tied autoencoder": {"code.weight", "code.bias"},
+    "deep tied autoencoder": {"a.weight", "a.bias", "b.weight", "b.bias", "c", "d"},
     "generated": {"task", "prompt", "make.weight", "make.bias", "adapt.weight", "adapt.bias"},
     "lent": {"conv.weight", "conv.bias", "mix.weight"},
 }

@@ -38,7 +38,7 @@ from ddpnopt.trace.loose_functions import (
     WITH_RULES,
 )
 from ddpnopt.trace.loose_rules import TRANSPOSED, gradients, of_linear, of_transposed_convolution
-from ddpnopt.trace.loose_samples import are_ids, has_samples, has_samples_behind
+from ddpnopt.trace.loose_samples import are_ids, has_samples, has_samples_behind, is_held
 from ddpnopt.trace.recording import on_gradient
 
 LARGEST = 2**25  # numbers of the explicit gradients of one parameter; a larger one is left to the base optimizer
@@ -177,7 +177,7 @@ class Uses(Watch):
 
     def _kept(self, t: Tensor) -> Tensor | Made:
         """An argument as it is remembered, without its graph."""
-        return self.known.get(id(t)) or t.detach()
+        return self.known.get(id(t)) or (Made(set(), constant=t.detach()) if is_held(t) else t.detach())
 
     def seen(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Made]) -> Any:
         roots = {p for made in found for p in made.roots}
@@ -196,7 +196,7 @@ class Uses(Watch):
             return out
         if func is Tensor.__getitem__ and self._is_lookup(args, B):
             func, args = F.embedding, (args[1], args[0])
-        others = [(t.detach(), version) for t, version in before if has_samples(t, func, B)]
+        others = [(t.detach(), version) for t, version in before if not is_held(t) and has_samples(t, func, B)]
         dim = 0
         if not others and func in STACKED:
             shapes = [made.shape for made in found if made.roots]

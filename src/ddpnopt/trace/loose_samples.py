@@ -7,10 +7,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddpnopt.trace.layer_uses import positions
 from ddpnopt.trace.loose_functions import PRODUCTS, ROWS, SUMS
+
+
+def is_held(t: Tensor) -> bool:
+    """Whether a tensor is a parameter of a layer, or a view of one: it may have as many rows as there are samples."""
+    return isinstance(t, nn.Parameter) or isinstance(t._base, nn.Parameter)
 
 
 def has_samples(t: Tensor, func: Callable[..., Any], B: int) -> bool:
