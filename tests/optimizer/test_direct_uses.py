@@ -86,6 +86,21 @@ class Generated(nn.Module):
         return found
 
 
+class Trunk(nn.Module):
+    """The values of all samples at the same points: a network of the points meets one of the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch, self.trunk, self.norm, self.last = (
+            nn.Linear(12, 5), nn.Linear(2, 4), nn.LayerNorm(4), nn.Linear(4, 5),
+        )  # fmt: skip
+        self.register_buffer("points", torch.randn(7, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        at_points = self.last(F.gelu(self.norm(self.trunk(self.get_buffer("points")))))
+        return torch.einsum("bi,pi->bp", torch.tanh(self.branch(x)), at_points)
+
+
 def words() -> tuple[Tensor, Tensor]:
     return torch.randint(7, (B, 3)), torch.randint(7, (B, 3))
 
@@ -100,6 +115,7 @@ CASES: dict[str, Case] = {
     "tied autoencoder": (TiedAutoencoder, lambda: (torch.randn(B, 7),) * 2, F.mse_loss),
     "deep tied autoencoder": (DeepTiedAutoencoder, lambda: (torch.randn(B, 7),) * 2, F.mse_loss),
     "generated": (Generated, lambda: (torch.randn(B, 12), torch.randint(7, (B,))), F.cross_entropy),
+    "trunk": (Trunk, lambda: (torch.randn(B, 12), torch.randint(7, (B,))), F.cross_entropy),
     "lent": (Lent, lambda: (torch.randn(B, 12), torch.randint(7, (B,))), F.cross_entropy),
 }
 USED = {
@@ -107,6 +123,7 @@ USED = {
     "tied autoencoder": {"code.weight", "code.bias"},
     "deep tied autoencoder": {"a.weight", "a.bias", "b.weight", "b.bias", "c", "d"},
     "generated": {"task", "prompt", "make.weight", "make.bias", "adapt.weight", "adapt.bias"},
+    "trunk": {"trunk.weight", "trunk.bias", "norm.weight", "norm.bias", "last.weight", "last.bias"},
     "lent": {"conv.weight", "conv.bias", "mix.weight"},
 }
 

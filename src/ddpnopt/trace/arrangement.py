@@ -2,7 +2,8 @@
 
 The forward pass runs again with the inputs of some samples replaced by those of others. A sample's entries are those
 that change with its inputs; an arrangement counts as found only if it explains all changes. This is done once for each
-path through the model. Layers that no arrangement explains are left to the base optimizer.
+path through the model. Layers that no arrangement explains are left to the base optimizer. Layers whose inputs depend
+on no sample make values that all samples share: from the next pass on their weights count where these meet the samples.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from torch import Tensor, nn
 
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.given import Given
+from ddpnopt.trace.intercepting import Intercepting
 from ddpnopt.trace.layer_uses import leave
 from ddpnopt.trace.layout import BLOCKS, INTERLEAVED, SECOND, Layout
 from ddpnopt.trace.recording import LayerRecord, Recording
-from ddpnopt.trace.replay import Playback
 from ddpnopt.trace.visitors import Visitor
 
 MOST = 256  # rows of the joint system: up to here its algebra is cheap compared with the passes
+SHARED = "shared"  # no layout: the same for all samples
 NOISE = 1e-4  # of the largest number: smaller changes are rounding errors
 Kinds = dict[tuple[str, int], str | None]
 """Of each use of a layer, and of each output ("", position): the kind of layout, None for dimension 0."""
@@ -32,7 +34,7 @@ Kinds = dict[tuple[str, int], str | None]
 class Arrangement:
     """What is known of the paths through a model so far."""
 
-    def __init__(self, playback: Playback, batch_dim: int | None, *, allowed: bool) -> None:
+    def __init__(self, playback: Intercepting, batch_dim: int | None, *, allowed: bool) -> None:
         self.playback, self.batch_dim, self.allowed = playback, batch_dim, allowed
         self._known: dict[tuple[object, ...], tuple[int, Kinds]] = {}  # dimension of the inputs, and kinds
         self.left: set[str] = set()  # layers whose samples could not be found
@@ -89,18 +91,28 @@ class Arrangement:
         """The kinds of all layouts with the batch in this dimension of the inputs, and how many are not explained."""
         changes = self._changes(recording, dim, batch)
         kinds: Kinds = {}
-        missing = 0
+        missing: list[tuple[str, int]] = []
+        unchanged: list[tuple[str, int]] = []
+        explained = 0
         counted: dict[str, int] = {}
         for index, record in enumerate(recording.layers):
             use = counted[record.name] = counted.get(record.name, -1) + 1
             seen = [(half, change) for half, at, _ in changes if (change := at[index]) is not None]
             kind, certain = _kind(record, record.x, seen, batch)
             kinds[record.name, use] = kind
-            missing += not certain and record.model_layer.required
+            explained += certain
+            if not certain and record.model_layer.required:
+                missing.append((record.name, use))
+            if seen and not certain and not any(bool(change.any()) for _, change in seen):
+                unchanged.append((record.name, use))
         for position, output in zip(recording.positions, recording.outputs, strict=True):
             seen = [(half, out[position]) for half, _, out in changes if position < len(out)]
             kinds["", position], _ = _kind(None, output, seen, batch)
-        return kinds, missing
+        alike = len({len(record.x) for record in recording.layers}) == 1  # samples that the inputs do not show
+        if explained and not alike and set(missing) <= set(unchanged):
+            missing = []
+            kinds.update((each, SHARED) for each in unchanged)
+        return kinds, len(missing)
 
     def _changes(
         self, recording: Recording, dim: int, batch: int
@@ -122,23 +134,27 @@ class Arrangement:
 
     def _apply(self, recording: Recording, dim: int, kinds: Kinds, batch: int) -> None:
         kept: list[LayerRecord] = []
+        sharing: dict[str, bool] = {}  # whether no use of a layer has samples
         counted: dict[str, int] = {}
         for record in recording.layers:
             use = counted[record.name] = counted.get(record.name, -1) + 1
             kind = kinds.get((record.name, use))
+            sharing[record.name] = sharing.get(record.name, True) and kind == SHARED
             layout = None if kind is None else Layout(kind, batch)
             if isinstance(record.layer, Given) and dim != 0:
                 continue  # its gradients were computed for dimension 0; autograd has that of the batch
-            if layout is not None and layout.fits(record.layer, record.x):
+            if layout is not None and layout.fits(record.layer, record.x) and kind != SHARED:
                 record.layouts = [layout]
             elif layout is not None or not len(record.x) == record.h_shape[0] == batch:
-                if record.model_layer.required:
+                if record.model_layer.required and kind != SHARED:
                     self.left.add(record.name)
                 record.x = record.model_layer.state_of(record.x)
                 record.x_version = record.x._version
                 leave(record)
                 continue
             kept.append(record)
+        alone = {record.model_layer for record in recording.layers if sharing.get(record.name)}
+        self.playback.loosen([layer for layer in alone if layer.part_of is None], batch)
         recording.layers = kept
         for position, output in zip(recording.positions, recording.outputs, strict=True):
             kind = kinds.get(("", position))

@@ -96,7 +96,7 @@ class Intercepting(Playback):
             self._intercept(self, DirectUses(self._suspects))
             self._suspects = []
 
-    def _loosen(self, layers: Iterable[ModelLayer], samples: int) -> None:
+    def loosen(self, layers: Iterable[ModelLayer], samples: int) -> None:
         """From the next pass on the weights of these layers belong to no layer, so that all of their uses count."""
         for layer in layers:
             if any(samples * p.numel() > LARGEST for p in layer.parameters):
@@ -117,7 +117,7 @@ class Intercepting(Playback):
         samples = recording.samples(unknown=0)
         if layer.part_of is not None or not (x.dim() == 1 or len(x) == 1 < samples):
             return False
-        self._loosen([layer], samples)
+        self.loosen([layer], samples)
         if layer not in self._lost:
             return False
         recording.loose.known.update({id(p): Made.of(p) for p in layer.parameters})
@@ -152,4 +152,4 @@ class Intercepting(Playback):
     def _close(self, mode: Interception | Uses | DirectUses) -> None:
         mode.__exit__(None, None, None)
         if isinstance(mode, DirectUses) and self._running is not None:
-            self._loosen(mode.found, self._running.samples())
+            self.loosen(mode.found, self._running.samples())
