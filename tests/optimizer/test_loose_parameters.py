@@ -55,6 +55,20 @@ class Tokens(Net):
         return x + self.table[:, : x.shape[1]]
 
 
+class Heads(Net):
+    """Keys of two heads, repeated for each sample: heads and samples in one dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys = nn.Parameter(torch.randn(2, 3, N // 2))
+
+    def between(self, x: Tensor) -> Tensor:
+        queries = x.unflatten(2, (2, -1)).transpose(1, 2).flatten(0, 1)  # (2 B, 6, N / 2)
+        keys = self.keys.tanh().repeat(len(x), 1, 1)
+        found = torch.bmm(torch.bmm(queries, keys.mT).softmax(-1), keys)
+        return x + found.unflatten(0, (-1, 2)).transpose(1, 2).flatten(2)
+
+
 class InPlace(Net):
     """A table without a dimension for the batch, added in place."""
 
@@ -176,7 +190,7 @@ class Experts(Net):
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "tokens": Tokens, "in place": InPlace, "scales": Scales, "own forwards": OwnForwards, "tied": Tied,
     "shared": Shared, "parametrised": Parametrised,
-    "experts": lambda: Experts("first"), "experts of samples": lambda: Experts("chosen"),
+    "heads": Heads, "experts": lambda: Experts("first"), "experts of samples": lambda: Experts("chosen"),
     "positions": lambda: Positions(False), "positions, one row": lambda: Positions(True),
 }  # fmt: skip
 
@@ -315,6 +329,28 @@ def test_micro_batches_are_one_batch(name: str) -> None:
         assert opt.report.open_loop == []
     for p, q in zip(a.parameters(), b.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-8, atol=1e-10)
+
+
+def test_dropout_of_a_parameter_is_followed() -> None:
+    class Dropped(Tokens):
+        def between(self, x: Tensor) -> Tensor:
+            return x + F.dropout(self.table.tanh(), 0.5)[:, :6] * F.dropout(self.token, 0.1)
+
+    model = Dropped()
+    x, y = data(model)
+    torch.manual_seed(3)
+    each = F.cross_entropy(model(x), y, reduction="none") / B
+    parameters = [model.table, model.token]
+    wanted = [
+        torch.stack(g) for g in zip(*(torch.autograd.grad(e, parameters, retain_graph=True) for e in each), strict=True)
+    ]
+    opt = DDPNOpt(model)
+    torch.manual_seed(3)
+    F.cross_entropy(model(x), y).backward()
+    (recording,) = opt._capture.arrivals.take_all()
+    found = {r.name: r.p_h for r in recording.layers if isinstance(r.layer, Given)}
+    for name, gradient in zip(("table", "token"), wanted, strict=True):
+        torch.testing.assert_close(found[name], gradient.flatten(1), **tight)
 
 
 @pytest.mark.parametrize("reason", ["too large", "unknown function", "excluded", "other dimension"])

@@ -38,7 +38,7 @@ from ddpnopt.trace.loose_functions import (
     WITH_RULES,
 )
 from ddpnopt.trace.loose_rules import TRANSPOSED, gradients, of_linear, of_transposed_convolution
-from ddpnopt.trace.loose_samples import are_ids, has_samples, has_samples_behind, is_held
+from ddpnopt.trace.loose_samples import are_ids, gives_one_to_each, has_samples, has_samples_behind, is_held
 from ddpnopt.trace.recording import on_gradient
 
 LARGEST = 2**25  # numbers of the explicit gradients of one parameter; a larger one is left to the base optimizer
@@ -196,6 +196,8 @@ class Uses(Watch):
             return out
         if func is Tensor.__getitem__ and self._is_lookup(args, B):
             func, args = F.embedding, (args[1], args[0])
+        if func is F.dropout and out is not args[0]:  # with the numbers that it has drawn
+            func, args, kwargs = torch.mul, (args[0], (out / args[0]).detach().nan_to_num_()), {}
         others = [(t.detach(), version) for t, version in before if not is_held(t) and has_samples(t, func, B)]
         dim = 0
         if not others and func in STACKED:
@@ -203,7 +205,7 @@ class Uses(Watch):
             others = [(t.detach(), version) for t, version in before if has_samples_behind(t, func, shapes, B)]
             dim = 1 if others else 0
         first = next(t for t in tensors((args, kwargs)) if id(t) in self.known and self.known[id(t)].roots)
-        expands = func in EXPANDING and outs[0].dim() > 0 and len(outs[0]) == B != (len(first) if first.dim() else 0)
+        expands = func in EXPANDING and gives_one_to_each(first, outs[0], B)
         chosen = func is Tensor.__getitem__ and self._is_choice(args, B)
         if expands or chosen or (others and (dim or func in MEETING or func in IN_PLACE)):
             if len(outs) > 1 or outs[0].dim() <= dim or outs[0].shape[dim] % B:
@@ -292,7 +294,7 @@ class Uses(Watch):
                 out: Tensor = meeting.func(*replaced(meeting.args, change), **replaced(meeting.kwargs, change))
                 if per_sample:
                     return out
-                return out.index_select(0, sample[None])
+                return out.unflatten(0, (B, -1)).index_select(0, sample[None]).flatten(0, 1)
 
             pull = torch.func.vjp(output, *values)[1]
             found: tuple[Tensor, ...] = pull(q)

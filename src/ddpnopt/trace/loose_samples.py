@@ -42,6 +42,14 @@ def has_samples_behind(t: Tensor, func: Callable[..., Any], values: list[tuple[i
     )
 
 
+def gives_one_to_each(value: Tensor, out: Tensor, B: int) -> bool:
+    """Whether one value for all samples has become one for each, or B copies of its rows, one after the other."""
+    rows = len(value) if value.dim() else 0
+    if not out.dim():
+        return False
+    return len(out) == B != rows or (out.dim() == value.dim() and rows > 1 and len(out) == B * rows)
+
+
 def are_ids(ids: Any, B: int) -> bool:
     """Whether an index has a number, or several, for each sample."""
     if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
