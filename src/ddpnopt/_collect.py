@@ -9,7 +9,7 @@ from torch import Tensor
 from ddpnopt._checks import listed
 from ddpnopt._losses import Losses, are_certain, recognised_losses
 from ddpnopt._value import Passes, ValueForm
-from ddpnopt.ddp.recognise import Search
+from ddpnopt.ddp.recognise import NO_FORM, Search
 from ddpnopt.linear.given import Given
 from ddpnopt.trace.derivatives import leave_noted
 from ddpnopt.trace.hooks import Capture
@@ -81,17 +81,20 @@ def _belong_together(recordings: list[Recording], form: ValueForm, search: Searc
     """Whether forward passes before one backward pass have the same training examples.
 
     They are separate samples if each has a loss of its own, which is recognised for certain, or if their sizes differ.
-    `search` knows of the losses of such passes in earlier steps.
+    `search` knows of such passes in earlier steps: where a sample is fitted well, its gradient says little.
     """
     if len(recordings) < 2 or form.value == "full" or not may_be_one(recordings):
         return False
     if are_linked(recordings) or not take_same_path(recordings):
         return True
-    return not all(
-        true_loss(one) is not None
-        or (one.used_outputs and are_certain(recognised_losses(one, form.mean, search=search)))
-        for one in recordings
-    )
+    certain = seems = True
+    for one in recordings:
+        if true_loss(one) is None:
+            losses = recognised_losses(one, form.mean, search=search) if one.used_outputs else []
+            certain &= bool(losses) and are_certain(losses)
+            seems &= bool(losses) and not any(loss.kind in NO_FORM for _, loss in losses)
+    search.apart |= certain
+    return not (certain or (search.apart and seems))
 
 
 def ran_unseen(opt: DDPNOpt) -> bool:

@@ -31,6 +31,7 @@ class Search:
     failures: int = 0  # in a row
     scale: float | None = None  # of the squared error that was found in the last step
     known: set[int] = field(default_factory=set)  # the outputs whose loss was found in the last step
+    apart: bool = False  # whether passes of one backward pass have been found to have losses of their own
 
     def is_due(self, outputs: int) -> list[bool]:
         """Whether to try them in this step, at each of several outputs."""

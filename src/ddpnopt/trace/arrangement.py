@@ -20,7 +20,7 @@ from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.given import Given
 from ddpnopt.trace.intercepting import Intercepting
 from ddpnopt.trace.layer_uses import leave
-from ddpnopt.trace.layout import BLOCKS, INTERLEAVED, SECOND, Layout
+from ddpnopt.trace.layout import BLOCKS, INTERLEAVED, SECOND, SINGLE, Layout
 from ddpnopt.trace.recording import LayerRecord, Recording
 from ddpnopt.trace.visitors import Visitor
 
@@ -50,7 +50,8 @@ class Arrangement:
         """Whether the samples are in dimension 0 everywhere, so that there is nothing to do."""
         if not self.allowed or not recording.layers:
             return False
-        self._leave_without_batch(recording)
+        if self._leave_without_batch(recording):
+            return False
         records = recording.layers
         sizes = {(len(r.x) if r.x.dim() else 0, r.h_shape[0] if r.h_shape else 0) for r in records}
         equal = len(sizes) == 1 and len(next(iter(sizes))) == 2 and len(set(next(iter(sizes)))) == 1
@@ -59,8 +60,8 @@ class Arrangement:
             for z, q in zip(recording.outputs, recording.q, strict=True)
         )
         told = self.batch_dim == 0 or (self.batch_dim is None and not _may_be_sequence_first(recording))
-        if (usual and told) or any(_without_batch(r) for r in records):  # the latter is refused later
-            return usual and told
+        if usual and told:
+            return True
         sample = _first_input(recording)
         if sample is None:
             if not equal:
@@ -162,18 +163,27 @@ class Arrangement:
             if layout is not None and output.dim() and layout.fits(None, output):
                 recording.layouts[position] = layout
 
-    def _leave_without_batch(self, recording: Recording) -> None:
-        """A single vector, such as a time that all share, has no samples; if no layer has any, it is refused later."""
+    def _leave_without_batch(self, recording: Recording) -> bool:
+        """Leave layers that run on a single vector, such as a time that all share; True if there is one sample alone.
+
+        Then no layer has a dimension for the batch.
+        """
         alone = [record for record in recording.layers if _without_batch(record)]
-        if len(alone) == len(recording.layers):
-            return
+        if not alone:
+            return False
+        if len(alone) == sum(record.model_layer.required for record in recording.layers):
+            single = Layout(SINGLE, 1)
+            for record in recording.layers:
+                record.layouts = [single]
+            recording.layouts.update((k, single) for k in recording.positions)
+            return True
         for record in alone:
             assert record.p_h is not None
             self.left.add(record.name)
             record.x, record.p_h = record.x[None], record.p_h[None]
             leave(record)
-        if alone:
-            recording.layers = [record for record in recording.layers if record not in alone]
+        recording.layers = [record for record in recording.layers if record not in alone]
+        return False
 
     def _leave_minority(self, recording: Recording) -> None:
         """No inputs to find the batch by: that of the loss, or else that of most layers."""

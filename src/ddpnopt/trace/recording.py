@@ -135,7 +135,8 @@ class Recording:
         """The number of samples, as far as it is known in the middle of the forward pass."""
         for record in self.layers:
             if record.x.dim() and record.x.numel():
-                return len(record.x)
+                single = record.x.dim() == 1 and record.model_layer.required  # without a dimension for the batch
+                return unknown if single else len(record.x)
         return next((len(t) for t in self.inputs if t.dim() and len(t)), unknown)
 
     def add_loose(self) -> None:
