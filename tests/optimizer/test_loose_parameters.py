@@ -55,6 +55,19 @@ class Tokens(Net):
         return x + self.table[:, : x.shape[1]]
 
 
+class Masked(Net):
+    """A token in the place of others, written into what a layer has computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(N))
+
+    def between(self, x: Tensor) -> Tensor:
+        x = 2 * x
+        x[x.detach().sum(2) > 0] = self.token.tanh()
+        return x.square()
+
+
 class Heads(Net):
     """Keys of two heads, repeated for each sample: heads and samples in one dimension."""
 
@@ -190,7 +203,8 @@ class Experts(Net):
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "tokens": Tokens, "in place": InPlace, "scales": Scales, "own forwards": OwnForwards, "tied": Tied,
     "shared": Shared, "parametrised": Parametrised,
-    "heads": Heads, "experts": lambda: Experts("first"), "experts of samples": lambda: Experts("chosen"),
+    "masked": Masked, "heads": Heads,
+    "experts": lambda: Experts("first"), "experts of samples": lambda: Experts("chosen"),
     "positions": lambda: Positions(False), "positions, one row": lambda: Positions(True),
 }  # fmt: skip
 

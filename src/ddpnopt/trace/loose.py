@@ -38,7 +38,7 @@ from ddpnopt.trace.loose_functions import (
     WITH_RULES,
 )
 from ddpnopt.trace.loose_rules import TRANSPOSED, gradients, of_linear, of_transposed_convolution
-from ddpnopt.trace.loose_samples import are_ids, gives_one_to_each, has_samples, has_samples_behind, is_held
+from ddpnopt.trace.loose_samples import are_ids, as_choice, gives_one_to_each, has_samples, has_samples_behind, is_held
 from ddpnopt.trace.recording import on_gradient
 
 LARGEST = 2**25  # numbers of the explicit gradients of one parameter; a larger one is left to the base optimizer
@@ -184,6 +184,12 @@ class Uses(Watch):
         before = [(t, t._version) for t in tensors((args, kwargs)) if id(t) not in self.known]
         out = func(*args, **kwargs)
         outs = list(tensors(out))
+        if func is Tensor.__setitem__ and roots:
+            choice = as_choice(*args)
+            if choice is None:
+                self.left |= roots
+                return out
+            func, args, outs, before = torch.where, choice, [args[0]], [(choice[0], choice[0]._version)]
         if not roots:
             for each in outs if not before and func in OF_PARAMETERS else ():
                 self._hold(each)
@@ -215,7 +221,7 @@ class Uses(Watch):
             meeting = Meeting(IN_PLACE.get(func, func), *kept, roots, outs[0], others, dim)
             self.meetings.append(meeting)
             if self.kept:
-                return out if func in IN_PLACE else out.clone()
+                return out if func in IN_PLACE or out is None else out.clone()
             on_gradient(outs[0], partial(self._arrived, meeting))
             meeting.out = outs[0].detach()
         elif func is F.embedding and not shared(args[0], B):

@@ -55,3 +55,12 @@ def are_ids(ids: Any, B: int) -> bool:
     if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
         return False
     return has_samples(ids, F.embedding, B)
+
+
+def as_choice(x: Tensor, index: Any, value: Any) -> tuple[Tensor, Tensor, Tensor] | None:
+    """`x[mask] = value` as the arguments of `where`, if all places of the mask get the same value."""
+    if not isinstance(index, Tensor) or index.dtype != torch.bool or not isinstance(value, Tensor):
+        return None
+    if x.shape[: index.dim()] != index.shape or value.dim() > x.dim() - index.dim():
+        return None
+    return index[(..., *[None] * (x.dim() - index.dim()))], value, x.detach()
