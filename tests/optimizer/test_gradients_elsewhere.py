@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
 from ddpnopt.errors import OpenLoopWarning, StepError
+from ddpnopt.trace.rescaling import own_gradient
 
 
 def network() -> nn.Sequential:
@@ -263,3 +264,58 @@ def test_jacobians_that_are_not_part_of_the_loss_change_nothing() -> None:
             opt.step()
         assert opt.report.open_loop == []
     close(model, twin)
+
+
+# -- derivatives inside the backward pass of the loss ------------------------------------------------------------------
+
+
+class Equilibrium(nn.Module):
+    """A fixed point, differentiated implicitly by a hook that solves for the gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.cell, self.out = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.cell.weight.data *= 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = self.into(x)
+        with torch.no_grad():
+            z = torch.zeros_like(u)
+            for _ in range(30):
+                z = torch.tanh(self.cell(z) + u)
+        z = torch.tanh(self.cell(z) + u)
+        if torch.is_grad_enabled():
+            start = z.detach().requires_grad_()
+            again = torch.tanh(self.cell(start) + u.detach())
+
+            def solve(grad: Tensor) -> Tensor:
+                found = grad
+                for _ in range(30):
+                    found = torch.autograd.grad(again, start, found, retain_graph=True)[0] + grad
+                return found
+
+            z.register_hook(solve)
+        found: Tensor = self.out(z)
+        return found
+
+
+def test_products_with_a_jacobian_in_a_hook_do_not_count_as_the_gradient_of_the_loss() -> None:
+    torch.manual_seed(0)
+    model = Equilibrium()
+    x, y = batch()
+    wanted = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+    opt = DDPNOpt(model)
+    for steps in range(5):  # another part of the capture watches the first steps
+        opt.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        (recording,) = opt._capture.arrivals.take_all()
+        found = {p: g for r in recording.layers for p, g in zip(r.parameters, own_gradient(r), strict=True)}
+        for p, g in zip(model.parameters(), wanted, strict=True):
+            torch.testing.assert_close(found[p], g)
+        opt._capture.untouched.steps_left = max(0, 2 - steps)
+        opt._capture.arrivals.clear()
+    for _ in range(40):
+        opt.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        opt.step()
+    assert F.cross_entropy(model(x), y).item() < 0.3

@@ -326,10 +326,13 @@ class Capture(Intercepting):
         if self.wrapper is not None and record.skipped:  # it waits for all parameters, including the skipped ones
             h = Source.apply(h.clone() if h._is_view() else h, *model_layer.parameters)  # type: ignore[no-untyped-call]
         elif record.skipped and self.untouched.steps_left and record.noted is None and not self.compiled:
-            h = h.clone() if h._is_view() and h.requires_grad else h if h.requires_grad else h.detach()
+            first = not h.requires_grad
+            h = h.detach() if first else h.clone() if h._is_view() else h
             h = Asked.apply(h, *model_layer.parameters)  # type: ignore[no-untyped-call]
+            recording.source = h.grad_fn.next_functions[-1][0] if first else recording.source
         elif not h.requires_grad:  # a first layer on constant input, its weight gradient skipped
             h = Source.apply(h.detach(), self._anchor)  # type: ignore[no-untyped-call]
+            recording.source = self._anchor_node
         elif not self.skip_weight_grads and recording.anchor is None and not self.compiled:
             h = Source.apply(h.clone() if h._is_view() else h, self._anchor)  # type: ignore[no-untyped-call]
             recording.anchor = self._anchor_node  # from here on autograd.grad(…) by a weight is told from a loss
