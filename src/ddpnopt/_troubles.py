@@ -23,7 +23,7 @@ class Troubles:
         self._counts: deque[tuple[int, int]] = deque([(0, 0)], maxlen=WINDOW + 1)  # shortened and undone, running
 
     def is_new_guess(self, loss: str, certain: bool, unknown: bool) -> bool:
-        """Once: whether the loss, whose value is `unknown`, is a guess; one that is fitted well says little of itself."""
+        """Once: whether the loss, whose value is `unknown`, is a guess; one that is fitted well says little."""
         if certain:
             self._known_loss = loss
         if certain or not unknown or self._warned_of_loss or loss == self._known_loss:

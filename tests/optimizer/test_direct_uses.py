@@ -101,6 +101,22 @@ class Trunk(nn.Module):
         return torch.einsum("bi,pi->bp", torch.tanh(self.branch(x)), at_points)
 
 
+class Compared(nn.Module):
+    """One network for the samples and for the prototypes that they are compared with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(12, 5), nn.Linear(5, 4)
+        self.register_buffer("prototypes", torch.randn(7, 12))
+
+    def embed(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(torch.tanh(self.first(x)))
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.embed(x) @ self.embed(self.get_buffer("prototypes")).T
+
+
 def words() -> tuple[Tensor, Tensor]:
     return torch.randint(7, (B, 3)), torch.randint(7, (B, 3))
 
@@ -116,6 +132,7 @@ CASES: dict[str, Case] = {
     "deep tied autoencoder": (DeepTiedAutoencoder, lambda: (torch.randn(B, 7),) * 2, F.mse_loss),
     "generated": (Generated, lambda: (torch.randn(B, 12), torch.randint(7, (B,))), F.cross_entropy),
     "trunk": (Trunk, lambda: (torch.randn(B, 12), torch.randint(7, (B,))), F.cross_entropy),
+    "compared": (Compared, lambda: (torch.randn(B, 12), torch.randint(7, (B,))), F.cross_entropy),
     "lent": (Lent, lambda: (torch.randn(B, 12), torch.randint(7, (B,))), F.cross_entropy),
 }
 USED = {
@@ -124,6 +141,7 @@ USED = {
     "deep tied autoencoder": {"a.weight", "a.bias", "b.weight", "b.bias", "c", "d"},
     "generated": {"task", "prompt", "make.weight", "make.bias", "adapt.weight", "adapt.bias"},
     "trunk": {"trunk.weight", "trunk.bias", "norm.weight", "norm.bias", "last.weight", "last.bias"},
+    "compared": {"first.weight", "first.bias", "last.weight", "last.bias"},
     "lent": {"conv.weight", "conv.bias", "mix.weight"},
 }
 
