@@ -329,7 +329,8 @@ class Capture(Intercepting):
             first = not h.requires_grad
             h = h.detach() if first else h.clone() if h._is_view() else h
             h = Asked.apply(h, *model_layer.parameters)  # type: ignore[no-untyped-call]
-            recording.source = h.grad_fn.next_functions[-1][0] if first else recording.source
+            if first and h.grad_fn is not None:
+                recording.source = h.grad_fn.next_functions[-1][0]
         elif not h.requires_grad:  # a first layer on constant input, its weight gradient skipped
             h = Source.apply(h.detach(), self._anchor)  # type: ignore[no-untyped-call]
             recording.source = self._anchor_node
