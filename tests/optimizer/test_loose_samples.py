@@ -175,3 +175,36 @@ def test_rows_of_a_bare_table_that_samples_choose_have_their_gradients(back: boo
     (recording,) = opt._capture.arrivals.take_all()
     found = {record.name: record.p_h for record in recording.layers}
     torch.testing.assert_close(found["table"], torch.stack(wanted))
+
+
+class Regularised(nn.Module):
+    """Adds a penalty on a bare weight to the loss that it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.high, self.out = (
+            nn.Parameter(torch.randn(2, 4)),
+            nn.Parameter(torch.randn(4, 2)),
+            nn.Linear(4, 3),
+        )
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(self.out(x + torch.tanh(x @ self.low.T) @ self.high.T), y)
+        loss += 0.1 * (self.low @ self.low.T - torch.eye(2)).square().sum()
+        return loss
+
+
+@pytest.mark.filterwarnings("error::ddpnopt.OpenLoopWarning")
+def test_a_penalty_that_the_model_adds_to_its_loss_does_not_hide_the_samples() -> None:
+    model = Regularised()
+    x, y = torch.randn(B, 4), torch.arange(B) % 3
+    opt = DDPNOpt(model)
+    first = last = 0.0
+    for step in range(30):
+        opt.zero_grad()
+        loss = model(x, y)
+        loss.backward()
+        opt.step()
+        assert opt.report.open_loop == []
+        first, last = loss.item() if step == 0 else first, loss.item()
+    assert last < 0.6 * first
