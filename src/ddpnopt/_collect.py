@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpnopt._checks import listed
 from ddpnopt._losses import Losses, are_certain, recognised_losses
 from ddpnopt._value import Passes, ValueForm
-from ddpnopt.ddp.recognise import Search
+from ddpnopt.ddp.recognise import NO_FORM, Search
 from ddpnopt.linear.given import Given
 from ddpnopt.trace.derivatives import leave_noted
 from ddpnopt.trace.hooks import Capture
@@ -15,6 +15,7 @@ from ddpnopt.trace.layer_uses import even_out
 from ddpnopt.trace.micro_batches import MicroBatches, join
 from ddpnopt.trace.passes import are_linked, as_one, by_backward_pass, leave_to_base, may_be_one, take_same_path
 from ddpnopt.trace.recording import LayerRecord, Recording
+from ddpnopt.trace.rescaling import penalty
 from ddpnopt.trace.scalar_outputs import true_loss
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def one_recording(opt: DDPNOpt, *, alone: bool = True) -> tuple[Recording | None
     only_derivatives = arrivals.differentiated and not arrivals.recordings
     recordings = [] if only_derivatives else arrivals.take_all()
     even_out([one.layers for one in recordings])
-    if feedback and arrivals.differentiated:
+    if feedback and (arrivals.differentiated or (arrivals.transformed and _have_other_gradients(recordings))):
         leave_to_base(recordings, capture)
         return (recordings[0] if recordings else None), capture
     if form.scale_free:
@@ -53,6 +54,11 @@ def one_recording(opt: DDPNOpt, *, alone: bool = True) -> tuple[Recording | None
     if len(recordings) > 1:
         return join(recordings), MicroBatches(capture)
     return recordings[0], capture
+
+
+def _have_other_gradients(recordings: list[Recording]) -> bool:
+    """Whether weights of layers have gradients that did not come through these passes."""
+    return any(penalty(record) is not None for one in recordings for record in one.layers)
 
 
 def _suspect_uncalled(capture: Capture, recordings: list[Recording]) -> None:
@@ -73,17 +79,20 @@ def _belong_together(recordings: list[Recording], form: ValueForm, search: Searc
     """Whether forward passes before one backward pass have the same training examples.
 
     They are separate samples if each has a loss of its own, which is recognised for certain, or if their sizes differ.
-    `search` knows of the losses of such passes in earlier steps.
+    `search` knows of such passes in earlier steps: where a sample is fitted well, its gradient says little.
     """
     if len(recordings) < 2 or form.value == "full" or not may_be_one(recordings):
         return False
     if are_linked(recordings) or not take_same_path(recordings):
         return True
-    return not all(
-        true_loss(one) is not None
-        or (one.used_outputs and are_certain(recognised_losses(one, form.mean, search=search)))
-        for one in recordings
-    )
+    certain = seems = True
+    for one in recordings:
+        if true_loss(one) is None:
+            losses = recognised_losses(one, form.mean, search=search) if one.used_outputs else []
+            certain &= bool(losses) and are_certain(losses)
+            seems &= bool(losses) and not any(loss.kind in NO_FORM for _, loss in losses)
+    search.apart |= certain
+    return not (certain or (search.apart and seems))
 
 
 def ran_unseen(opt: DDPNOpt) -> bool:
@@ -137,6 +146,11 @@ def why_open_loop(capture: Capture) -> str:
         if not capture.arrivals.unjoined:
             return " The loss contains derivatives of the model: there, only nn.Linear takes part in the joint step."
         return f" The loss contains derivatives of the model, and {capture.arrivals.unjoined}: there is nothing to do."
+    if capture.arrivals.transformed:
+        return (
+            " A part of the loss was computed inside a transform of torch.func (vmap, jacrev, …), where passes are not "
+            "seen: use torch.autograd.grad(…, create_graph=True) for steps with feedback."
+        )
     left = sorted(capture.arrangement.left)
     if not left:
         return ""

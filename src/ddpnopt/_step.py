@@ -175,8 +175,7 @@ class Step:
                     self.losses, opt._length.flatness = as_flat(self.losses, opt._length.flatness)
                 opt.report.loss = kind_of(self.losses)
                 unknown = total is None and true_loss(recording) is None
-                if unknown and form.uses_losses and not opt._troubles.warned_of_loss and not are_certain(self.losses):
-                    opt._troubles.warned_of_loss = True
+                if form.uses_losses and opt._troubles.is_new_guess(opt.report.loss, are_certain(self.losses), unknown):
                     warn_uncertain(self.losses)
                 if share != 1.0:
                     self.losses = [(z, loss.scaled(share)) for z, loss in self.losses]

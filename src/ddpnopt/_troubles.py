@@ -17,9 +17,19 @@ class Troubles:
     """What has gone wrong in the last steps, and what the user has been told."""
 
     def __init__(self) -> None:
-        self.warned_of_loss = False
+        self._warned_of_loss = False
+        self._known_loss = ""  # what was recognised for certain the last time
         self._told: set[str] = set()
         self._counts: deque[tuple[int, int]] = deque([(0, 0)], maxlen=WINDOW + 1)  # shortened and undone, running
+
+    def is_new_guess(self, loss: str, certain: bool, unknown: bool) -> bool:
+        """Once: whether the loss, whose value is `unknown`, is a guess; one that is fitted well says little."""
+        if certain:
+            self._known_loss = loss
+        if certain or not unknown or self._warned_of_loss or loss == self._known_loss:
+            return False
+        self._warned_of_loss = True
+        return True
 
     def after_step(self, report: Report) -> None:
         """Look at the counters of a step that has been taken or given up."""

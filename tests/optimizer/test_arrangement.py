@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddpnopt import DDPNOpt, OptionError
+from ddpnopt import DDPNOpt, OpenLoopWarning, OptionError
+from ddpnopt._collect import one_recording
 
 
 class Attention(nn.Module):
@@ -187,3 +188,35 @@ def test_a_layer_may_read_a_buffer_of_the_model() -> None:
         opt.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
+
+
+def test_a_layer_that_runs_on_a_single_vector_is_left_to_the_base_optimizer_by_name() -> None:
+    class Timed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.time, self.into, self.out = nn.Linear(1, 8), nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor, t: float) -> Tensor:
+            found: Tensor = self.out(torch.tanh(self.into(x) + self.time(x.new_tensor([t]))))
+            return found
+
+    torch.manual_seed(0)
+    model = Timed()
+    x, y = torch.randn(16, 4), torch.arange(16) % 3
+    wanted = torch.autograd.grad(F.cross_entropy(model(x, 0.5), y), model.time.weight)[0]
+    opt = DDPNOpt(model)
+    F.cross_entropy(model(x, 0.5), y).backward()
+    with torch.no_grad():
+        one_recording(opt)
+    torch.testing.assert_close(model.time.weight.grad, wanted)
+
+    def step() -> float:
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x, 0.5), y)
+        loss.backward()
+        opt.step()
+        return loss.item()
+
+    with pytest.warns(OpenLoopWarning, match=r"time\.weight, time\.bias"):
+        first = step()
+    assert [step() for _ in range(20)][-1] < 0.8 * first

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -118,21 +120,25 @@ def test_a_batch_dimension_that_differs_between_layers_of_a_full_form_names_both
     assert same(before, model)
 
 
-def test_an_input_without_a_batch_dimension_is_refused() -> None:
+def test_an_input_without_a_batch_dimension_is_refused_by_the_full_form() -> None:
     model = fcn()
-    opt = DDPNOpt(model, lr=0.1, value="outer")
+    opt = DDPNOpt(model, lr=0.1, value="full")
     model(torch.randn(5)).square().sum().backward()
     with pytest.raises(ModelError, match="batch"):
         opt.step()
 
 
 @pytest.mark.parametrize("value", ["outer", "batch"])
-def test_an_image_without_a_batch_dimension_is_refused(value: str) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Tanh(), nn.Conv2d(3, 3, 3))
-    opt = DDPNOpt(model, lr=0.1, value=value)
-    model(torch.randn(3, 6, 6)).square().sum().backward()
-    with pytest.raises(ModelError, match="batch"):
+@pytest.mark.parametrize("kind", ["vector", "image"])
+def test_an_input_without_a_batch_dimension_is_a_batch_of_one_elsewhere(value: str, kind: str) -> None:
+    model = fcn() if kind == "vector" else nn.Sequential(nn.Conv2d(3, 3, 3), nn.Tanh(), nn.Conv2d(3, 3, 3))
+    twin = copy.deepcopy(model)
+    x = torch.randn(5) if kind == "vector" else torch.randn(3, 6, 6)
+    for each, inputs in ((model, x), (twin, x[None])):
+        opt = DDPNOpt(each, lr=0.1, value=value)
+        each(inputs).square().sum().backward()
         opt.step()
+    torch.testing.assert_close(weights(model), weights(twin))
 
 
 def test_full_on_a_residual_network_names_the_layer_and_a_way_out() -> None:

@@ -45,6 +45,19 @@ class TiedAutoencoder(nn.Module):
         return F.linear(torch.tanh(self.code(x)), self.code.weight.t(), self.shift)
 
 
+class DeepTiedAutoencoder(nn.Module):
+    """Bare shifts beside weights that have as many rows as there are samples, or several times as many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(7, 2 * B), nn.Linear(2 * B, B)
+        self.c, self.d = nn.Parameter(torch.zeros(2 * B)), nn.Parameter(torch.zeros(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.b(torch.tanh(self.a(x))))
+        return F.linear(torch.tanh(F.linear(h, self.b.weight.T, self.c)), self.a.weight.T, self.d)
+
+
 class Lent(nn.Module):
     """Layers that are never called: their weights are arguments of functions."""
 
@@ -56,6 +69,52 @@ class Lent(nn.Module):
         h = torch.tanh(F.conv1d(x.unflatten(1, (3, 4)), self.conv.weight, self.conv.bias, groups=3))
         found: Tensor = self.out(torch.tanh(self.mix.weight @ h).sum(2))
         return found
+
+
+class Generated(nn.Module):
+    """A small network makes the weight of a linear layer, and the rows that are added to all samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.task, self.prompt = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(1, 2, 4))
+        self.make, self.adapt, self.out = nn.Linear(3, 16), nn.Linear(4, 4), nn.Linear(4, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.linear(x.unflatten(1, (3, 4)), torch.tanh(self.make(self.task)).view(4, 4))
+        rows = torch.tanh(self.adapt(self.prompt)).expand(len(x), -1, -1)
+        found: Tensor = self.out(torch.tanh(torch.cat([rows, h], 1)).sum(1) * h.mean(1))
+        return found
+
+
+class Trunk(nn.Module):
+    """The values of all samples at the same points: a network of the points meets one of the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch, self.trunk, self.norm, self.last = (
+            nn.Linear(12, 5), nn.Linear(2, 4), nn.LayerNorm(4), nn.Linear(4, 5),
+        )  # fmt: skip
+        self.register_buffer("points", torch.randn(7, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        at_points = self.last(F.gelu(self.norm(self.trunk(self.get_buffer("points")))))
+        return torch.einsum("bi,pi->bp", torch.tanh(self.branch(x)), at_points)
+
+
+class Compared(nn.Module):
+    """One network for the samples and for the prototypes that they are compared with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(12, 5), nn.Linear(5, 4)
+        self.register_buffer("prototypes", torch.randn(7, 12))
+
+    def embed(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(torch.tanh(self.first(x)))
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.embed(x) @ self.embed(self.get_buffer("prototypes")).T
 
 
 def words() -> tuple[Tensor, Tensor]:
@@ -70,11 +129,19 @@ Case = tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, Tensor]], Calla
 CASES: dict[str, Case] = {
     "tied by hand": (TiedByHand, words, token_loss),
     "tied autoencoder": (TiedAutoencoder, lambda: (torch.randn(B, 7),) * 2, F.mse_loss),
+    "deep tied autoencoder": (DeepTiedAutoencoder, lambda: (torch.randn(B, 7),) * 2, F.mse_loss),
+    "generated": (Generated, lambda: (torch.randn(B, 12), torch.randint(7, (B,))), F.cross_entropy),
+    "trunk": (Trunk, lambda: (torch.randn(B, 12), torch.randint(7, (B,))), F.cross_entropy),
+    "compared": (Compared, lambda: (torch.randn(B, 12), torch.randint(7, (B,))), F.cross_entropy),
     "lent": (Lent, lambda: (torch.randn(B, 12), torch.randint(7, (B,))), F.cross_entropy),
 }
 USED = {
     "tied by hand": {"words.weight"},
     "tied autoencoder": {"code.weight", "code.bias"},
+    "deep tied autoencoder": {"a.weight", "a.bias", "b.weight", "b.bias", "c", "d"},
+    "generated": {"task", "prompt", "make.weight", "make.bias", "adapt.weight", "adapt.bias"},
+    "trunk": {"trunk.weight", "trunk.bias", "norm.weight", "norm.bias", "last.weight", "last.bias"},
+    "compared": {"first.weight", "first.bias", "last.weight", "last.bias"},
     "lent": {"conv.weight", "conv.bias", "mix.weight"},
 }
 

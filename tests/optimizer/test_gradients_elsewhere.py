@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
 from ddpnopt.errors import OpenLoopWarning, StepError
+from ddpnopt.trace.rescaling import own_gradient
 
 
 def network() -> nn.Sequential:
@@ -220,3 +221,101 @@ def test_a_term_in_a_loose_parameter_alone_is_a_part_of_each_samples_loss() -> N
         (0.5 * z.square().sum(1).mean() + log_det + 3.0).backward()
         opt.step()
     torch.testing.assert_close(model.log_scale.exp(), x.square().mean(0).sqrt(), rtol=0.3, atol=0.05)
+
+
+# -- passes inside a transform of torch.func ---------------------------------------------------------------------------
+
+
+def test_a_loss_with_jacobians_by_torch_func_is_trained_by_its_whole_gradient_and_a_warning_says_so() -> None:
+    model = network()
+    x, wanted = batch()[0], torch.randn(3, 5)
+
+    def loss() -> Tensor:
+        weights = dict(model.named_parameters())
+        one = torch.func.jacrev(lambda v: torch.func.functional_call(model, weights, (v,)))
+        return model(x).square().mean() + F.mse_loss(torch.func.vmap(one)(x), wanted.expand(16, 3, 5))
+
+    expected = torch.autograd.grad(loss(), list(model.parameters()), allow_unused=True)
+    opt = DDPNOpt(model)
+    loss().backward()
+    with pytest.warns(OpenLoopWarning, match="inside a transform of torch.func"):
+        opt.step()
+    for p, g in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, g)
+    before = loss().item()
+    for _ in range(40):
+        opt.zero_grad()
+        loss().backward()
+        opt.step()
+    assert loss().item() < 0.8 * before
+
+
+def test_jacobians_that_are_not_part_of_the_loss_change_nothing() -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    x, y = batch()
+    for each, looks in ((model, True), (twin, False)):
+        opt = DDPNOpt(each)
+        for _ in range(3):
+            opt.zero_grad()
+            F.cross_entropy(each(x), y).backward()
+            if looks:
+                torch.func.vmap(torch.func.jacrev(each))(x)
+            opt.step()
+        assert opt.report.open_loop == []
+    close(model, twin)
+
+
+# -- derivatives inside the backward pass of the loss ------------------------------------------------------------------
+
+
+class Equilibrium(nn.Module):
+    """A fixed point, differentiated implicitly by a hook that solves for the gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.cell, self.out = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.cell.weight.data *= 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = self.into(x)
+        with torch.no_grad():
+            z = torch.zeros_like(u)
+            for _ in range(30):
+                z = torch.tanh(self.cell(z) + u)
+        z = torch.tanh(self.cell(z) + u)
+        if torch.is_grad_enabled():
+            start = z.detach().requires_grad_()
+            again = torch.tanh(self.cell(start) + u.detach())
+
+            def solve(grad: Tensor) -> Tensor:
+                found = grad
+                for _ in range(30):
+                    found = torch.autograd.grad(again, start, found, retain_graph=True)[0] + grad
+                return found
+
+            z.register_hook(solve)
+        found: Tensor = self.out(z)
+        return found
+
+
+def test_products_with_a_jacobian_in_a_hook_do_not_count_as_the_gradient_of_the_loss() -> None:
+    torch.manual_seed(0)
+    model = Equilibrium()
+    x, y = batch()
+    wanted = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+    opt = DDPNOpt(model)
+    for steps in range(5):  # another part of the capture watches the first steps
+        opt.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        (recording,) = opt._capture.arrivals.take_all()
+        found = {p: g for r in recording.layers for p, g in zip(r.parameters, own_gradient(r), strict=True)}
+        for p, g in zip(model.parameters(), wanted, strict=True):
+            torch.testing.assert_close(found[p], g)
+        opt._capture.untouched.steps_left = max(0, 2 - steps)
+        opt._capture.arrivals.clear()
+    for _ in range(40):
+        opt.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        opt.step()
+    assert F.cross_entropy(model(x), y).item() < 0.3

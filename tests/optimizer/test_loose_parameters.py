@@ -55,6 +55,33 @@ class Tokens(Net):
         return x + self.table[:, : x.shape[1]]
 
 
+class Masked(Net):
+    """A token in the place of others, written into what a layer has computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(N))
+
+    def between(self, x: Tensor) -> Tensor:
+        x = 2 * x
+        x[x.detach().sum(2) > 0] = self.token.tanh()
+        return x.square()
+
+
+class Heads(Net):
+    """Keys of two heads, repeated for each sample: heads and samples in one dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys = nn.Parameter(torch.randn(2, 3, N // 2))
+
+    def between(self, x: Tensor) -> Tensor:
+        queries = x.unflatten(2, (2, -1)).transpose(1, 2).flatten(0, 1)  # (2 B, 6, N / 2)
+        keys = self.keys.tanh().repeat(len(x), 1, 1)
+        found = torch.bmm(torch.bmm(queries, keys.mT).softmax(-1), keys)
+        return x + found.unflatten(0, (-1, 2)).transpose(1, 2).flatten(2)
+
+
 class InPlace(Net):
     """A table without a dimension for the batch, added in place."""
 
@@ -156,9 +183,28 @@ class Parametrised(Net):
         return self.b(torch.tanh(self.a(x))) + self.c(x.transpose(1, 2)).transpose(1, 2)
 
 
+class Experts(Net):
+    """Three experts as one parameter: all of them on all samples, experts first, or those that a sample chooses."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.weight, self.shift = nn.Parameter(torch.randn(3, N, N)), nn.Parameter(torch.randn(3, N))
+
+    def between(self, x: Tensor) -> Tensor:
+        if self.kind == "first":
+            each = torch.bmm(x.sum(1).expand(3, -1, -1), self.weight) + self.shift[:, None]
+            return x + torch.tanh(each).sum(0)[:, None]
+        chosen = (x.detach().sum(2)[:, :2] > 0).long() + 1  # (B, 2)
+        each = (x.sum(1)[:, None, None] @ self.weight[chosen]).squeeze(2) + self.shift[chosen]
+        return x + torch.tanh(each).sum(1, keepdim=True)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "tokens": Tokens, "in place": InPlace, "scales": Scales, "own forwards": OwnForwards, "tied": Tied,
     "shared": Shared, "parametrised": Parametrised,
+    "masked": Masked, "heads": Heads,
+    "experts": lambda: Experts("first"), "experts of samples": lambda: Experts("chosen"),
     "positions": lambda: Positions(False), "positions, one row": lambda: Positions(True),
 }  # fmt: skip
 
@@ -297,6 +343,28 @@ def test_micro_batches_are_one_batch(name: str) -> None:
         assert opt.report.open_loop == []
     for p, q in zip(a.parameters(), b.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-8, atol=1e-10)
+
+
+def test_dropout_of_a_parameter_is_followed() -> None:
+    class Dropped(Tokens):
+        def between(self, x: Tensor) -> Tensor:
+            return x + F.dropout(self.table.tanh(), 0.5)[:, :6] * F.dropout(self.token, 0.1)
+
+    model = Dropped()
+    x, y = data(model)
+    torch.manual_seed(3)
+    each = F.cross_entropy(model(x), y, reduction="none") / B
+    parameters = [model.table, model.token]
+    wanted = [
+        torch.stack(g) for g in zip(*(torch.autograd.grad(e, parameters, retain_graph=True) for e in each), strict=True)
+    ]
+    opt = DDPNOpt(model)
+    torch.manual_seed(3)
+    F.cross_entropy(model(x), y).backward()
+    (recording,) = opt._capture.arrivals.take_all()
+    found = {r.name: r.p_h for r in recording.layers if isinstance(r.layer, Given)}
+    for name, gradient in zip(("table", "token"), wanted, strict=True):
+        torch.testing.assert_close(found[name], gradient.flatten(1), **tight)
 
 
 @pytest.mark.parametrize("reason", ["too large", "unknown function", "excluded", "other dimension"])

@@ -297,3 +297,17 @@ def test_training_with_a_scaled_squared_error_converges(scale: float) -> None:
         loss.backward()
         opt.step(loss=loss)
     assert float(F.mse_loss(model(x), y)) < 0.7 * first
+
+
+@pytest.mark.filterwarnings("error::ddpnopt.UncertainLossWarning")
+def test_a_loss_that_has_been_recognised_is_no_guess_when_it_is_fitted() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
+    x, y = torch.randn(8, 5), torch.arange(8) % 3
+    opt = DDPNOpt(model)
+    for _ in range(80):
+        opt.zero_grad()
+        each = F.cross_entropy(model(x), y, reduction="none")
+        each.backward(torch.full_like(each, 1 / 8))  # whose value is not seen
+        opt.step()
+    assert each.mean().item() < 1e-3

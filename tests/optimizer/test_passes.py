@@ -149,3 +149,51 @@ def test_passes_through_different_heads_make_one_step_of_all_layers() -> None:
     opt.step()
     assert opt.report.open_loop == []
     assert not any(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_passes_of_single_samples_stay_samples_of_a_batch_when_they_are_fitted(batched: bool) -> None:
+    torch.manual_seed(0)
+    model, twin = dense(), dense()
+    twin.load_state_dict(model.state_dict())
+    x, y = torch.randn(6, 5), torch.arange(6) % 3
+    one, whole = DDPNOpt(model), DDPNOpt(twin)
+    for step in range(60):
+        for opt in (one, whole):
+            opt.zero_grad()
+        singles = zip(x, y, strict=True)
+        sum(
+            F.cross_entropy(model(a[None] if batched else a), b[None] if batched else b) / 6 for a, b in singles
+        ).backward()  # type: ignore[union-attr]
+        F.cross_entropy(twin(x), y).backward()
+        one.step()
+        whole.step()
+        assert one.report.loss == "cross_entropy", step
+        if step < 3:
+            torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), rtol=1e-3, atol=1e-4)
+    assert F.cross_entropy(model(x), y).item() < 0.01
+
+
+def test_a_single_observation_without_a_batch_dimension_is_a_batch_of_one() -> None:
+    class Convolves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.out = nn.Conv1d(1, 4, 2), nn.LayerNorm(16), nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.out(self.norm(torch.tanh(self.conv(x)).flatten(-2)))
+            return found
+
+    torch.manual_seed(0)
+    model = Convolves()
+    twin = copy.deepcopy(model)
+    for each, batched in ((model, False), (twin, True)):
+        opt = DDPNOpt(each)
+        for seed in range(5):
+            x = torch.randn(1, 5, generator=torch.Generator().manual_seed(seed))
+            opt.zero_grad()
+            z = each(x[None])[0] if batched else each(x)
+            (-torch.log_softmax(z, 0)[seed % 3]).backward()
+            opt.step()
+        assert opt.report.open_loop == []
+    torch.testing.assert_close(list(model.parameters()), list(twin.parameters()))

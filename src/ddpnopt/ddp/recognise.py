@@ -57,6 +57,7 @@ class Search:
     failures: int = 0  # in a row
     last: Form | None = None  # what was found in the last step, where it is one that can be tried again
     known: set[int] = field(default_factory=set)  # the outputs whose loss was found in the last step
+    apart: bool = False  # whether passes of one backward pass have been found to have losses of their own
 
     def is_due(self, outputs: int) -> list[bool]:
         """Whether to try them in this step, at each of several outputs."""

@@ -2,29 +2,29 @@
 
 The forward pass runs again with the inputs of some samples replaced by those of others. A sample's entries are those
 that change with its inputs; an arrangement counts as found only if it explains all changes. This is done once for each
-path through the model. Layers that no arrangement explains are left to the base optimizer.
+path through the model. Layers that no arrangement explains are left to the base optimizer. Layers whose inputs depend
+on no sample make values that all samples share: from the next pass on their weights count where these meet the samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from math import gcd
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.given import Given
+from ddpnopt.trace.exchange import Inputs, changed, differs, halves, kind_of_layout, norms_in_eval, selected
+from ddpnopt.trace.intercepting import Intercepting
 from ddpnopt.trace.layer_uses import leave
-from ddpnopt.trace.layout import BLOCKS, INTERLEAVED, SECOND, Layout
+from ddpnopt.trace.layout import BLOCKS, SINGLE, Layout
+from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
-from ddpnopt.trace.replay import Playback
-from ddpnopt.trace.visitors import Visitor
 
 MOST = 256  # rows of the joint system: up to here its algebra is cheap compared with the passes
-NOISE = 1e-4  # of the largest number: smaller changes are rounding errors
+SHARED = "shared"  # no layout: the same for all samples
 Kinds = dict[tuple[str, int], str | None]
 """Of each use of a layer, and of each output ("", position): the kind of layout, None for dimension 0."""
 
@@ -32,7 +32,7 @@ Kinds = dict[tuple[str, int], str | None]
 class Arrangement:
     """What is known of the paths through a model so far."""
 
-    def __init__(self, playback: Playback, batch_dim: int | None, *, allowed: bool) -> None:
+    def __init__(self, playback: Intercepting, batch_dim: int | None, *, allowed: bool) -> None:
         self.playback, self.batch_dim, self.allowed = playback, batch_dim, allowed
         self._known: dict[tuple[object, ...], tuple[int, Kinds]] = {}  # dimension of the inputs, and kinds
         self.left: set[str] = set()  # layers whose samples could not be found
@@ -46,9 +46,11 @@ class Arrangement:
 
     def _arrange(self, recording: Recording) -> bool:
         """Whether the samples are in dimension 0 everywhere, so that there is nothing to do."""
-        records = recording.layers
-        if not self.allowed or not records:
+        if not self.allowed or not recording.layers:
             return False
+        if self._leave_without_batch(recording):
+            return False
+        records = recording.layers
         sizes = {shape[0] if shape else 0 for r in records for shape in (r.x.shape, r.h_shape)}
         equal = len(sizes) == 1
         usual = equal and all(
@@ -56,8 +58,8 @@ class Arrangement:
             for z, q in zip(recording.outputs, recording.q, strict=True)
         )
         told = self.batch_dim == 0 or (self.batch_dim is None and not _may_be_sequence_first(recording))
-        if (usual and told) or any(_without_batch(r) for r in records):  # the latter is refused later
-            return usual and told
+        if usual and told:
+            return True
         sample = _first_input(recording)
         if sample is None:
             if not equal:
@@ -88,39 +90,51 @@ class Arrangement:
         """The kinds of all layouts with the batch in this dimension of the inputs, and how many are not explained."""
         changes = self._changes(recording, dim, batch)
         kinds: Kinds = {}
-        missing = 0
+        missing: list[tuple[str, int]] = []
+        unchanged: list[tuple[str, int]] = []
+        explained = 0
         counted: dict[str, int] = {}
         for index, record in enumerate(recording.layers):
             use = counted[record.name] = counted.get(record.name, -1) + 1
             seen = [(half, change) for half, at, _ in changes if (change := at[index]) is not None]
-            kind, certain = _kind(record, record.x, seen, batch)
+            kind, certain = kind_of_layout(record, record.x, seen, batch)
             kinds[record.name, use] = kind
-            missing += not certain and record.model_layer.required
+            explained += certain
+            if not certain and record.model_layer.required:
+                missing.append((record.name, use))
+            if seen and not certain and not any(bool(change.any()) for _, change in seen):
+                unchanged.append((record.name, use))
         for position, output in zip(recording.positions, recording.outputs, strict=True):
             seen = [(half, out[position]) for half, _, out in changes if position < len(out)]
-            kinds["", position], _ = _kind(None, output, seen, batch)
-        return kinds, missing
+            kinds["", position], _ = kind_of_layout(None, output, seen, batch)
+        alike = len({len(record.x) for record in recording.layers}) == 1  # samples that the inputs do not show
+        if explained and not alike and set(missing) <= set(unchanged):
+            missing = []
+            kinds.update((each, SHARED) for each in unchanged)
+        return kinds, len(missing)
 
     def _changes(
         self, recording: Recording, dim: int, batch: int
     ) -> list[tuple[Tensor, list[Tensor | None], list[Tensor]]]:
         """Which entries of dimensions 0 and 1 change, at each layer and output, if some samples change."""
         found = []
-        with torch.no_grad(), _norms_in_eval(self.playback.model):
-            base = _Inputs(recording)
+        with torch.no_grad(), norms_in_eval(self.playback.model):
+            base = Inputs(recording)
             self.playback.rerun(recording, base, lambda t: t)
-            for half in _halves(batch):
+            for half in halves(batch):
                 source = torch.arange(batch)
                 source[half] = (source[half] + 1) % batch
-                inputs = _Inputs(recording)
-                self.playback.rerun(recording, inputs, partial(_selected, source, dim))
-                layers = [_differs(a, b) for a, b in zip(base.seen, inputs.seen, strict=True)]
-                outputs = [_changed(a, b) for a, b in zip(base.outputs, inputs.outputs, strict=True)]
+                inputs = Inputs(recording)
+                self.playback.rerun(recording, inputs, partial(selected, source, dim))
+                layers = [differs(a, b) for a, b in zip(base.seen, inputs.seen, strict=True)]
+                outputs = [changed(a, b) for a, b in zip(base.outputs, inputs.outputs, strict=True)]
                 found.append((half, layers, outputs))
         return found
 
     def _apply(self, recording: Recording, dim: int, kinds: Kinds, batch: int) -> None:
         kept: list[LayerRecord] = []
+        gone: list[LayerRecord] = []
+        shared: set[ModelLayer] = set()  # with a use that has no samples
         counted: dict[str, int] = {}
         for record in recording.layers:
             use = counted[record.name] = counted.get(record.name, -1) + 1
@@ -128,22 +142,51 @@ class Arrangement:
             layout = None if kind is None else Layout(kind, batch)
             if isinstance(record.layer, Given) and dim != 0:
                 continue  # its gradients were computed for dimension 0; autograd has that of the batch
-            if layout is not None and layout.fits(record.layer, record.x):
+            if layout is not None and layout.fits(record.layer, record.x) and kind != SHARED:
                 record.layouts = [layout]
             elif layout is not None or not len(record.x) == record.h_shape[0] == batch:
-                if record.model_layer.required:
+                if kind == SHARED:
+                    shared.add(record.model_layer)
+                elif record.model_layer.required:
                     self.left.add(record.name)
-                record.x = record.model_layer.state_of(record.x)
-                record.x_version = record.x._version
-                leave(record)
+                gone.append(record)
                 continue
             kept.append(record)
-        recording.layers = kept
+        partly = {record.name for record in gone}  # all uses of a layer are left, or none
+        for record in [*gone, *(record for record in kept if record.name in partly)]:
+            record.x, record.layouts = record.model_layer.state_of(record.x), [None]
+            record.x_version = record.x._version
+            leave(record)
+        known = [layer for layer in shared if layer.part_of is None and layer.name not in self.left]
+        self.playback.loosen(known, batch)
+        recording.layers = [record for record in kept if record.name not in partly]
         for position, output in zip(recording.positions, recording.outputs, strict=True):
             kind = kinds.get(("", position))
             layout = None if kind is None else Layout(kind, batch)
             if layout is not None and output.dim() and layout.fits(None, output):
                 recording.layouts[position] = layout
+
+    def _leave_without_batch(self, recording: Recording) -> bool:
+        """Leave layers that run on a single vector, such as a time that all share; True if there is one sample alone.
+
+        Then no layer has a dimension for the batch.
+        """
+        alone = [record for record in recording.layers if _without_batch(record)]
+        if not alone:
+            return False
+        if len(alone) == sum(record.model_layer.required for record in recording.layers):
+            single = Layout(SINGLE, 1)
+            for record in recording.layers:
+                record.layouts = [single]
+            recording.layouts.update((k, single) for k in recording.positions)
+            return True
+        for record in alone:
+            assert record.p_h is not None
+            self.left.add(record.name)
+            record.x, record.p_h = record.x[None], record.p_h[None]
+            leave(record)
+        recording.layers = [record for record in recording.layers if record not in alone]
+        return False
 
     def _leave_minority(self, recording: Recording) -> None:
         """No inputs to find the batch by: that of the loss, or else that of most layers."""
@@ -198,109 +241,3 @@ def _may_be_sequence_first(recording: Recording) -> bool:
 
 def _first_input(recording: Recording) -> Tensor | None:
     return next((t for t in recording.inputs if t.dim() > 0), None)
-
-
-def _halves(batch: int) -> list[Tensor]:
-    """Two sets of samples that tell all arrangements apart."""
-    if batch < 2:
-        return []
-    ids = torch.arange(batch)
-    sets = [ids < (batch + 1) // 2, ids % 2 == 0, ids % 3 == 0]
-    return [chosen for k, chosen in enumerate(sets) if k < 2 or batch > 2]
-
-
-def _kind(
-    record: LayerRecord | None, x: Tensor, seen: list[tuple[Tensor, Tensor]], batch: int
-) -> tuple[str | None, bool]:
-    """The layout that explains all changes, and whether there is one; dimension 0 where several or none do."""
-    layer = None if record is None else record.layer
-    fits = x.dim() > 0 and len(x) == batch
-    if batch == 1:
-        return (None if fits else BLOCKS), x.dim() > 0
-    if fits and seen and all(_confined(change, half, None) for half, change in seen):
-        return None, True
-    kinds = [
-        kind
-        for kind in (BLOCKS, INTERLEAVED, SECOND)
-        if not (fits and kind != SECOND)
-        and Layout(kind, batch).fits(layer, x)
-        and seen
-        and all(_confined(change, half, kind) for half, change in seen)
-    ]
-    if len(kinds) == 1:
-        return kinds[0], True
-    return None, False
-
-
-def _confined(change: Tensor, half: Tensor, kind: str | None) -> bool:
-    """Whether entries change in the samples of `half`, and in no others; `change`: (dimension 0, dimension 1)."""
-    batch = len(half)
-    if kind == SECOND:
-        rows = change.any(0)
-        if len(rows) != batch:
-            return False
-    else:
-        rows = change.any(1)
-        if kind == BLOCKS:
-            rows = rows.view(batch, -1).any(1)
-        elif kind == INTERLEAVED:
-            rows = rows.view(-1, batch).any(0)
-        elif len(rows) != batch:
-            return False
-    return bool(rows.any()) and not bool(rows[~half].any())
-
-
-def _selected(source: Tensor, dim: int, t: object) -> object:
-    """An input with some samples replaced by others; whatever has no samples stays."""
-    if not isinstance(t, Tensor) or not t.dim():
-        return t
-    at = min(dim, t.dim() - 1)
-    return t.index_select(at, source.to(t.device)) if t.shape[at] == len(source) else t
-
-
-def _differs(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return None if a is None or b is None else _changed(a, b)
-
-
-def _changed(a: Tensor, b: Tensor) -> Tensor:
-    """Which entries of dimensions 0 and 1 differ: (n0, n1)."""
-    if a.shape != b.shape:
-        return torch.ones(len(a) if a.dim() else 1, 1, dtype=torch.bool)
-    apart = (a != b) if not a.is_floating_point() else (a - b).abs() > NOISE * a.abs().amax().clamp_min(1e-30)
-    while apart.dim() < 2:
-        apart = apart[..., None]
-    return apart.flatten(2).any(2).cpu() if apart.dim() > 2 else apart.cpu()
-
-
-class _Inputs(Visitor):
-    """Keeps the input of each recorded use of each layer."""
-
-    def __init__(self, recording: Recording) -> None:
-        super().__init__(recording)
-        self.order = {(r.name, use): k for k, r in enumerate(recording.layers) for use in r.uses}
-        self.seen: list[Tensor | None] = [None] * len(recording.layers)
-        self.count: dict[str, int] = {}
-
-    def before(self, layer: object, x: Tensor) -> Tensor | None:
-        name = layer.name  # type: ignore[attr-defined]
-        use = self.count[name] = self.count.get(name, -1) + 1
-        at = self.order.get((name, use))
-        if at is not None:
-            self.seen[at] = x.detach()
-        return None
-
-    def after(self, layer: object, h: Tensor | None) -> Tensor | None:
-        return None
-
-
-@contextmanager
-def _norms_in_eval(model: nn.Module) -> Iterator[None]:
-    """Batch norms couple the samples: here they use their running statistics."""
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
-    for norm in norms:
-        norm.training = norm.running_mean is None
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm.training = True

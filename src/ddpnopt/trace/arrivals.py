@@ -24,6 +24,7 @@ class Arrivals:
         self.seen_forward = False
         self.differentiated = False  # whether a derivative of a pass since the last step may be part of the loss
         self.incomplete = False  # … of one whose weight gradients were skipped
+        self.transformed = False  # whether a pass inside a transform of torch.func, which is not seen, may be, too
         self.hidden = False  # … by something else than its inputs: not all uses of its weights are noted
         self.arrange: Callable[[list[Recording]], None] | None = None  # finds the batch where it is not in dimension 0
         self.couples = False  # whether steps with derivatives in the loss couple their samples
@@ -49,7 +50,7 @@ class Arrivals:
         self.forget()
         if self.differentiated:
             stop_waiting(self.see_loss)
-        self.differentiated = self.incomplete = self.hidden = False
+        self.differentiated = self.incomplete = self.hidden = self.transformed = False
         self.unjoined = ""
 
     def see_derivative(self, recording: Recording) -> None:

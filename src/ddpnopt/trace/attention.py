@@ -26,7 +26,7 @@ class Attention(Fused):
                 self.pieces[each.removesuffix("_weight")] = Piece(weight, bias)
         self.pieces["out_proj"] = module.out_proj
 
-    def replacements(self) -> dict[Any, Replacement]:
+    def replacements(self, args: tuple[Any, ...]) -> dict[Any, Replacement]:
         return {F.multi_head_attention_forward: self._forward}
 
     def applies(self) -> bool:

@@ -66,8 +66,8 @@ class Fused(ABC):
         self.pieces: dict[str, nn.Module] = {}
 
     @abstractmethod
-    def replacements(self) -> dict[Any, Replacement]:
-        """By function of torch."""
+    def replacements(self, args: tuple[Any, ...]) -> dict[Any, Replacement]:
+        """By function of torch, for a call of the module with these arguments."""
 
     def applies(self) -> bool:
         """Whether the module is in a state in which the fused call can be replaced."""

@@ -174,7 +174,10 @@ class Capture(Intercepting):
     # -- the user's forward pass -------------------------------------------------------------------------------------
 
     def _begin(self, _: None, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if Playback.replays or not self.enabled or not torch.is_grad_enabled() or transformed():
+        if Playback.replays or not self.enabled or not torch.is_grad_enabled():
+            return None
+        if transformed():
+            self.arrivals.transformed = True
             return None
         self.wrapper = active_wrapper()
         self._want_grads()  # an interrupt in the middle of a layer may have left some disabled
@@ -277,7 +280,8 @@ class Capture(Intercepting):
                 f"layer: use value='batch', give each use its own module, or leave this layer to the base optimizer: "
                 f"exclude=['{model_layer.name}']."
             )
-        if model_layer.looks_up and self._without_samples(model_layer, x, recording):
+        looked_up = model_layer.looks_up and self._without_samples(model_layer, x, recording)
+        if looked_up or self._of_parameters(model_layer, x, recording):
             return None
         model_layer.refresh()
         record = LayerRecord(model_layer, x.detach(), x._version, recomputed=_checkpointed(), uses=[use])
@@ -323,10 +327,14 @@ class Capture(Intercepting):
         if self.wrapper is not None and record.skipped:  # it waits for all parameters, including the skipped ones
             h = Source.apply(h.clone() if h._is_view() else h, *model_layer.parameters)  # type: ignore[no-untyped-call]
         elif record.skipped and self.untouched.steps_left and record.noted is None and not self.compiled:
-            h = h.clone() if h._is_view() and h.requires_grad else h if h.requires_grad else h.detach()
+            first = not h.requires_grad
+            h = h.detach() if first else h.clone() if h._is_view() else h
             h = Asked.apply(h, *model_layer.parameters)  # type: ignore[no-untyped-call]
+            if first and h.grad_fn is not None:
+                recording.source = h.grad_fn.next_functions[-1][0]
         elif not h.requires_grad:  # a first layer on constant input, its weight gradient skipped
             h = Source.apply(h.detach(), self._anchor)  # type: ignore[no-untyped-call]
+            recording.source = self._anchor_node
         elif not self.skip_weight_grads and recording.anchor is None and not self.compiled:
             h = Source.apply(h.clone() if h._is_view() else h, self._anchor)  # type: ignore[no-untyped-call]
             recording.anchor = self._anchor_node  # from here on autograd.grad(…) by a weight is told from a loss

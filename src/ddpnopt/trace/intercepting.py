@@ -62,7 +62,7 @@ class Intercepting(Playback):
             recomputed = bool(self._skipped) and torch._C._current_graph_task_id() != -1
             wanted = torch.is_grad_enabled() and (self._running is not None or recomputed) and not transformed()
         if wanted and fused.applies():
-            self._intercept(fused, Interception(fused.replacements()))
+            self._intercept(fused, Interception(fused.replacements(args)))
 
     def _intercept(self, owner: Any, mode: Interception | Uses | DirectUses) -> None:
         mode.__enter__()
@@ -96,7 +96,7 @@ class Intercepting(Playback):
             self._intercept(self, DirectUses(self._suspects))
             self._suspects = []
 
-    def _loosen(self, layers: Iterable[ModelLayer], samples: int) -> None:
+    def loosen(self, layers: Iterable[ModelLayer], samples: int) -> None:
         """From the next pass on the weights of these layers belong to no layer, so that all of their uses count."""
         for layer in layers:
             if any(samples * p.numel() > LARGEST for p in layer.parameters):
@@ -108,6 +108,20 @@ class Intercepting(Playback):
                     given = Given(tuple(p.shape))
                     self._loose[p] = ModelLayer(f"{layer.name}.{own}", Holder(p), given, loosened=True)
                     self._modules.add(self._loose[p].module)
+
+    def _of_parameters(self, layer: ModelLayer, x: Tensor, recording: Recording) -> bool:
+        """Whether a layer has one input for all samples, computed from parameters: it makes values that they share."""
+        made = None if recording.loose is None else recording.loose.known.get(id(x))
+        if made is None or not made.roots or recording.loose is None or recording.calls[layer.name] > 1:
+            return False
+        samples = recording.samples(unknown=0)
+        if layer.part_of is not None or not (x.dim() == 1 or len(x) == 1 < samples):
+            return False
+        self.loosen([layer], samples)
+        if layer not in self._lost:
+            return False
+        recording.loose.known.update({id(p): Made.of(p) for p in layer.parameters})
+        return True
 
     def _without_samples(self, layer: ModelLayer, ids: Tensor, recording: Recording) -> bool:
         """Whether an embedding has the same ids for all samples: then its rows are values that the samples share."""
@@ -138,4 +152,4 @@ class Intercepting(Playback):
     def _close(self, mode: Interception | Uses | DirectUses) -> None:
         mode.__exit__(None, None, None)
         if isinstance(mode, DirectUses) and self._running is not None:
-            self._loosen(mode.found, self._running.samples())
+            self.loosen(mode.found, self._running.samples())

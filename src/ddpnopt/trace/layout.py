@@ -13,6 +13,7 @@ from ddpnopt.linear.layer import Layer
 BLOCKS = "blocks"  # dimension 0 has k entries of sample 0, then k of sample 1, …: windows, frames, flattened tokens
 INTERLEAVED = "interleaved"  # … the first entry of each sample, then the second of each, …
 SECOND = "second"  # dimension 1 has the samples: sequence-first
+SINGLE = "single"  # no dimension for the batch: one sample
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Layout:
         """(B, …), with what a sample has several of in dimension 1."""
         if self.kind == SECOND:
             return a.movedim(1, 0)
+        if self.kind == SINGLE:
+            return a[None]
         if self.kind == BLOCKS:
             return a.reshape(self.batch, -1, *a.shape[1:])
         return a.reshape(-1, self.batch, *a.shape[1:]).movedim(1, 0)
@@ -33,6 +36,8 @@ class Layout:
     def places(self, layer: Layer, a: Tensor) -> Tensor:
         """An input or output of a layer as (B, …), with further places in the dimension where the layer has them."""
         found = self.fold(a)
+        if self.kind == SINGLE:
+            return found
         channels_first = isinstance(layer, ScaleShift) and layer.channels_first
         return found.movedim(1, 2) if channels_first and found.dim() > 2 else found
 

@@ -26,18 +26,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ddpnopt.trace.layer_uses import positions, shared
+from ddpnopt.trace.layer_uses import shared
 from ddpnopt.trace.loose_functions import (
     EXPANDING,
     IN_PLACE,
     MEETING,
     OF_PARAMETERS,
     PASSIVE,
-    ROWS,
+    STACKED,
     SUMS,
     WITH_RULES,
 )
 from ddpnopt.trace.loose_rules import TRANSPOSED, gradients, of_linear, of_transposed_convolution
+from ddpnopt.trace.loose_samples import are_ids, as_choice, gives_one_to_each, has_samples, has_samples_behind, is_held
 from ddpnopt.trace.recording import on_gradient
 
 LARGEST = 2**25  # numbers of the explicit gradients of one parameter; a larger one is left to the base optimizer
@@ -78,6 +79,7 @@ class Meeting:
     roots: set[nn.Parameter]
     out: Tensor
     versions: list[tuple[Tensor, int]]  # of the samples' tensors when the function ran
+    dim: int = 0  # that has the samples
     gradient: Tensor | None = None
 
 
@@ -175,37 +177,57 @@ class Uses(Watch):
 
     def _kept(self, t: Tensor) -> Tensor | Made:
         """An argument as it is remembered, without its graph."""
-        return self.known.get(id(t)) or t.detach()
+        return self.known.get(id(t)) or (Made(set(), constant=t.detach()) if is_held(t) else t.detach())
 
     def seen(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Made]) -> Any:
         roots = {p for made in found for p in made.roots}
         before = [(t, t._version) for t in tensors((args, kwargs)) if id(t) not in self.known]
         out = func(*args, **kwargs)
         outs = list(tensors(out))
+        if func is Tensor.__setitem__ and roots:
+            choice = as_choice(*args)
+            if choice is None:
+                self.left |= roots
+                return out
+            func, args, outs, before = torch.where, choice, [args[0]], [(choice[0], choice[0]._version)]
         if not roots:
             for each in outs if not before and func in OF_PARAMETERS else ():
                 self._hold(each)
             return out
         if not any(o.requires_grad for o in outs):
             return out
+        if (
+            (func in SUMS or func in IN_PLACE)
+            and before
+            and all(t.dim() == 0 for t in (*outs, *(b for b, _ in before)))
+        ):
+            return out  # a penalty that the model adds to its loss: autograd has its gradient
         B = self.samples()
         if not B:
             self.left |= roots
             return out
         if func is Tensor.__getitem__ and self._is_lookup(args, B):
             func, args = F.embedding, (args[1], args[0])
-        others = [(t.detach(), version) for t, version in before if _has_samples(t, func, B)]
+        if func is F.dropout and out is not args[0]:  # with the numbers that it has drawn
+            func, args, kwargs = torch.mul, (args[0], (out / args[0]).detach().nan_to_num_()), {}
+        others = [(t.detach(), version) for t, version in before if not is_held(t) and has_samples(t, func, B)]
+        dim = 0
+        if not others and func in STACKED:
+            shapes = [made.shape for made in found if made.roots]
+            others = [(t.detach(), version) for t, version in before if has_samples_behind(t, func, shapes, B)]
+            dim = 1 if others else 0
         first = next(t for t in tensors((args, kwargs)) if id(t) in self.known and self.known[id(t)].roots)
-        expands = func in EXPANDING and outs[0].dim() > 0 and len(outs[0]) == B != (len(first) if first.dim() else 0)
-        if expands or (others and (func in MEETING or func in IN_PLACE)):
-            if len(outs) > 1 or not outs[0].dim() or len(outs[0]) % B:
+        expands = func in EXPANDING and gives_one_to_each(first, outs[0], B)
+        chosen = func is Tensor.__getitem__ and self._is_choice(args, B)
+        if expands or chosen or (others and (dim or func in MEETING or func in IN_PLACE)):
+            if len(outs) > 1 or outs[0].dim() <= dim or outs[0].shape[dim] % B:
                 self.left |= roots
                 return out
             kept = replaced(args, self._kept), replaced(kwargs, self._kept)
-            meeting = Meeting(IN_PLACE.get(func, func), *kept, roots, outs[0], others)
+            meeting = Meeting(IN_PLACE.get(func, func), *kept, roots, outs[0], others, dim)
             self.meetings.append(meeting)
             if self.kept:
-                return out if func in IN_PLACE else out.clone()
+                return out if func in IN_PLACE or out is None else out.clone()
             on_gradient(outs[0], partial(self._arrived, meeting))
             meeting.out = outs[0].detach()
         elif func is F.embedding and not shared(args[0], B):
@@ -223,10 +245,11 @@ class Uses(Watch):
 
     def _is_lookup(self, args: Any, B: int) -> bool:
         """Whether rows of a table are chosen by ids of the samples: `table[ids]`."""
-        table, ids = args
-        if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32) or id(ids) in self.known:
-            return False
-        return bool(table.dim() == 2 and _has_samples(ids, F.embedding, B) and (ids >= 0).all())
+        return args[0].dim() == 2 and self._is_choice(args, B) and bool((args[1] >= 0).all())
+
+    def _is_choice(self, args: Any, B: int) -> bool:
+        """Whether ids of the samples choose among what a parameter has in dimension 0, such as weights of experts."""
+        return id(args[1]) not in self.known and args[0].dim() > 1 and are_ids(args[1], B)
 
     def _arrived(self, meeting: Meeting, gradient: Tensor) -> None:
         if not self.ignores():
@@ -258,7 +281,7 @@ class Uses(Watch):
         return {p: gradient for p, gradient in total.items() if p not in self.left}
 
     def _of_meeting(self, meeting: Meeting, g: Tensor, roots: list[nn.Parameter], B: int) -> list[Tensor]:
-        if len(roots) == 1:
+        if len(roots) == 1 and not meeting.dim:
             plain = gradients(meeting.func, meeting.args, meeting.kwargs, g, Made, B)
             if plain is not None:
                 return [plain]
@@ -271,9 +294,10 @@ class Uses(Watch):
         per_sample: list[Tensor] = []  # arguments with samples, (B, k, …)
         places: dict[int, int] = {}
         for t in tensors((meeting.args, meeting.kwargs)):
-            if id(t) not in places and _has_samples(t, meeting.func, B):
+            behind = meeting.dim == 1 and t.dim() > 1 and t.shape[1] == B
+            if id(t) not in places and (behind if meeting.dim else has_samples(t, meeting.func, B)):
                 places[id(t)] = len(per_sample)
-                per_sample.append(t.unflatten(0, (B, -1)))
+                per_sample.append(t.unflatten(meeting.dim, (B, -1)).movedim(meeting.dim, 0))
 
         def of_sample(sample: Tensor, parts: list[Tensor], q: Tensor) -> tuple[Tensor, ...]:
             def output(*u: Tensor) -> Tensor:
@@ -282,13 +306,13 @@ class Uses(Watch):
                 out: Tensor = meeting.func(*replaced(meeting.args, change), **replaced(meeting.kwargs, change))
                 if per_sample:
                     return out
-                return out.index_select(0, sample[None])
+                return out.unflatten(0, (B, -1)).index_select(0, sample[None]).flatten(0, 1)
 
             pull = torch.func.vjp(output, *values)[1]
             found: tuple[Tensor, ...] = pull(q)
             return found
 
-        q = g.to(values[0].dtype).unflatten(0, (B, -1))
+        q = g.to(values[0].dtype).unflatten(meeting.dim, (B, -1)).movedim(meeting.dim, 0)
         with torch.enable_grad():
             each = torch.func.vmap(of_sample)(torch.arange(B, device=g.device), per_sample, q)
         return [gradient.detach() for gradient in each]
@@ -317,12 +341,3 @@ def _value(t: Tensor | Made, *, env: dict[Any, Tensor], places: dict[int, int], 
     out = t.func(*replaced(t.args, change), **replaced(t.kwargs, change))
     env[key] = out if t.index is None else out[t.index]
     return env[key]
-
-
-def _has_samples(t: Tensor, func: Callable[..., Any], B: int) -> bool:
-    """Whether a tensor has the samples in dimension 0, or rows of tokens of one sample after the other."""
-    if not t.dim() or not len(t):
-        return False
-    if len(t) == B:
-        return not positions(t)
-    return func in ROWS and t.dim() == 2 and len(t) % B == 0 and t.is_floating_point()

@@ -53,6 +53,7 @@ _ELEMENTWISE = _methods(
     "sub", "rsub", "div", "true_divide", "pow", "neg", "where", "maximum", "minimum", "lerp", "addcmul", "addcdiv",
     "masked_fill", "clamp", "square", "abs", "exp", "exp2", "log", "sqrt", "rsqrt", "reciprocal", "sigmoid", "tanh",
     "sin", "cos", "softplus", "relu", "silu", "gelu", "logsigmoid", "expm1", "log1p",
+    "leaky_relu", "elu", "selu", "mish", "relu6", "hardswish",
 ) | {
     Tensor.__sub__, Tensor.__rsub__, Tensor.__truediv__, Tensor.__rtruediv__, Tensor.__pow__, Tensor.__neg__,
 }  # fmt: skip
@@ -69,6 +70,7 @@ OF_PARAMETERS: set[Any] = (
         "clone", "flip", "roll", "cat", "stack", "sum", "mean", "norm", "vector_norm", "softmax", "log_softmax",
         "normalize", "matmul", "mm", "mv", "dot", "vdot", "outer", "diag", "tril", "triu", "_weight_norm", "embedding",
         "swapaxes", "view_as", "reshape_as", "adaptive_avg_pool1d", "einsum", "interpolate",
+        "linear", "layer_norm", "rms_norm", "conv1d", "conv2d", "conv3d",
     )
     | {Tensor.__getitem__, Tensor.__matmul__, torch.linalg.vector_norm}
     | {getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH")}
@@ -100,3 +102,6 @@ MEETING: set[Any] = (
     )
     | {Tensor.__matmul__, operator.matmul}
 )  # fmt: skip
+
+# that may have the samples in dimension 1, where dimension 0 counts the experts
+STACKED: set[Any] = SUMS | PRODUCTS | _methods("bmm", "baddbmm", "matmul") | {Tensor.__matmul__, operator.matmul}

@@ -95,6 +95,7 @@ class Recording:
     serial: int = 0  # which forward pass it is
     task: int = -1  # which backward pass has come through
     anchor: Any = None  # a node of the graph that the backward pass of a loss runs, and autograd.grad(…) does not
+    source: Any = None  # … that does so where a first layer has read constant inputs; another backward pass tells
     loose: Uses | None = None  # the uses of parameters that belong to no layer
     group: int = 1  # samples that count as one, in a large batch
     scalars: list[int] | None = None  # the outputs with a gradient that are one number, once that has been asked
@@ -132,7 +133,8 @@ class Recording:
         """The number of samples, as far as it is known in the middle of the forward pass."""
         for record in self.layers:
             if record.x.dim() and record.x.numel():
-                return len(record.x)
+                single = record.x.dim() == 1 and record.model_layer.required  # without a dimension for the batch
+                return unknown if single else len(record.x)
         return next((len(t) for t in self.inputs if t.dim() and len(t)), unknown)
 
     def add_loose(self) -> None:
@@ -223,7 +225,13 @@ def is_derivative(recording: Recording) -> bool:
     if torch.is_grad_enabled():  # create_graph=True: it will be a part of the loss
         recording.arrivals.see_derivative(recording)
         return True
-    return recording.anchor is not None and not torch._C._will_engine_execute_node(recording.anchor)
+    if recording.anchor is not None:
+        return not torch._C._will_engine_execute_node(recording.anchor)
+    if recording.source is None or recording.task in (-1, torch._C._current_graph_task_id()):
+        return False
+    # another one than that of the loss: a hook inside of it may solve an equation by products with a Jacobian
+    seen = any(each is recording for each in recording.arrivals.recordings)
+    return seen and not torch._C._will_engine_execute_node(recording.source)
 
 
 def arrived_at_output(recording: Recording, index: int, grad: Tensor) -> None:

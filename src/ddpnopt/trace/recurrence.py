@@ -32,6 +32,10 @@ class Cell(ABC):
 
     gates: int
 
+    def kept_where(self, padding: Tensor, gx: Tensor) -> Tensor:
+        """Input gates, (T, B, gates x H), with which the memory c stays as it is where there is no input, (T, B)."""
+        return gx
+
     @abstractmethod
     def run(self, gx: Tensor, h0: Tensor, c0: Tensor | None, weight: Tensor, bias: Tensor | None) -> Unrolled:
         """All time steps."""
@@ -51,6 +55,11 @@ class LSTM(Cell):
     """c' = f c + i g, h' = o tanh(c'); gates i, f, g, o."""
 
     gates = 4
+
+    def kept_where(self, padding: Tensor, gx: Tensor) -> Tensor:
+        H = gx.shape[-1] // self.gates
+        closed = gx.new_tensor([-torch.inf, torch.inf, 0, 0]).repeat_interleave(H)  # i = 0, f = 1
+        return torch.where(padding[..., None], closed, gx)
 
     def run(self, gx: Tensor, h0: Tensor, c0: Tensor | None, weight: Tensor, bias: Tensor | None) -> Unrolled:
         assert c0 is not None
