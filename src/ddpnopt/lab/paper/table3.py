@@ -12,7 +12,7 @@ from ddpnopt.lab.paper.item import Claim, Context, Item, Result, Table
 from ddpnopt.lab.paper.table3_columns import BASELINES, OCP, READING, Column, columns
 from ddpnopt.lab.paper.table3_kept import with_earlier
 from ddpnopt.lab.paper.table3_runs import TunedMethod, measure, notes, settings_table
-from ddpnopt.lab.paper.verdicts import FEWEST_SEEDS, RULE, all_of, difference, fair
+from ddpnopt.lab.paper.verdicts import FEWEST_SEEDS, RULE, all_of, difference, fair, joint_seeds, would_decide
 from ddpnopt.lab.timing.machine import command
 
 STANDARD, CONTROL = ("SGD-m", "RMSprop", "Adam", "EKFAC"), ("E-MSA", "vanilla DDP")
@@ -145,7 +145,7 @@ def ocp_claim(entries: Sequence[TunedMethod]) -> Claim:
 def _ahead(by_name: Mapping[str, TunedMethod], best: str) -> tuple[bool | None, str]:
     """Whether one method is more accurate than all others, and if not, its lead where it is not beyond the margin."""
     mine = by_name[best].seeds.accuracies()
-    verdicts, leads = [], []
+    verdicts, leads, within = [], [], []
     for name, rival in by_name.items():
         if name == best:
             continue
@@ -154,10 +154,14 @@ def _ahead(by_name: Mapping[str, TunedMethod], best: str) -> tuple[bool | None, 
         verdicts.append(verdict)
         if not verdict:
             few = f"{lead.seeds} seed{'s' if lead.seeds > 1 else ''}" if lead.seeds < FEWEST_SEEDS else ""
+            within += [] if reason or few else [lead]
             leads.append(f"{name} {lead.text(2)}" + (f" ({reason or few})" if reason or few else ""))
     holds = all_of(verdicts)
     what = "Not ahead beyond" if holds is None else "At least one is ahead of it, beyond"
-    return holds, "" if holds else f"{what} the margin of error; its lead: {', '.join(leads)}."
+    why = f"{what} the margin of error; its lead: {', '.join(leads)}."
+    if holds is None and len(within) == len(leads):
+        why += f" {would_decide(joint_seeds(within), within[0].seeds).capitalize()}."
+    return holds, "" if holds else why
 
 
 def _fair(verdict: bool | None, rival: TunedMethod) -> tuple[bool | None, str]:

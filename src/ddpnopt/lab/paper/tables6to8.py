@@ -12,7 +12,7 @@ from ddpnopt.lab.paper.digits_runs import SEEDS, SETUP, config, digits_task
 from ddpnopt.lab.paper.item import Claim, Context, Item, Result, Table
 from ddpnopt.lab.paper.item_runs import SeedRuns, how_run, outcomes, seeds_of
 from ddpnopt.lab.paper.readings import Reading
-from ddpnopt.lab.paper.verdicts import RULE, difference, held_elsewhere
+from ddpnopt.lab.paper.verdicts import RULE, Estimate, difference, held_elsewhere, open_because
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class PublishedTable:
     accuracy: tuple[float, float]
 
 
+MOST_COMPARED = 30
+"""Seeds of the readings that are shown and not judged."""
 TABLES = (
     PublishedTable(6, "sgd", "ddpnopt-sgd", "SGD", 0.1, (0.035, 0.032), (95.36, 95.52)),
     PublishedTable(7, "rmsprop", "ddpnopt-rmsprop", "RMSprop", 0.001, (0.058, 0.052), (94.33, 94.63)),
@@ -37,7 +39,8 @@ TABLES = (
 
 def run(context: Context) -> Result:
     seeds = seeds_of(context, SEEDS)
-    by_reading = {each: _pairs(context, each, seeds) for each in context.compared}
+    fewer = range(min(len(seeds), MOST_COMPARED))
+    by_reading = {each: _pairs(context, each, seeds if each == context.judged else fewer) for each in context.compared}
     claims, tables = [], []
     others = [(each, _by_text(pairs)) for each, pairs in by_reading.items() if each != context.judged]
     for paper, (base, ours) in zip(TABLES, by_reading[context.judged], strict=True):
@@ -102,6 +105,7 @@ def _readings(found: Mapping[Reading, Sequence[Pair]]) -> Table:
             "paper's change": f"{paper.loss[1] - paper.loss[0]:+.3f}",
             "change of the accuracy": difference(ours.accuracies(), base.accuracies()).text(2),
             "paper's": f"{paper.accuracy[1] - paper.accuracy[0]:+.2f}",
+            "seeds": str(len(ours.runs)),
             "as the paper": ", ".join(verdict(claim.holds) for claim in _claims(paper, base, ours)),
             "diverged": str(ours.diverged),
         }
@@ -110,16 +114,16 @@ def _readings(found: Mapping[Reading, Sequence[Pair]]) -> Table:
     ]
     return Table(
         "readings",
-        "The readings of V_xx side by side: mean ± standard error, and the claims on loss and accuracy.",
+        "The readings of V_xx side by side: mean ± standard error, and the claims on loss and accuracy. The readings "
+        f"that are not judged have {MOST_COMPARED} seeds at most.",
         pd.DataFrame(rows),
     )
 
 
-_WHY = {
-    True: "",
-    None: "The difference is within its margin of error.",
-    False: "The difference is in the other direction, beyond the margin of error.",
-}
+def _why(holds: bool | None, change: Estimate) -> str:
+    if holds is None:
+        return open_because("The difference", change)
+    return "" if holds else "The difference is in the other direction, beyond the margin of error."
 
 
 def _claims(paper: PublishedTable, base: SeedRuns, ours: SeedRuns) -> list[Claim]:
@@ -141,7 +145,7 @@ def _claims(paper: PublishedTable, base: SeedRuns, ours: SeedRuns) -> list[Claim
                 holds,
                 f"{known[0]:.{digits}f} to {known[1]:.{digits}f}",
                 f"{pair[0].text(digits)} to {pair[1].text(digits)}, {change.text(digits)} seed by seed",
-                _WHY[holds],
+                _why(holds, change),
             )
         )
     return made
