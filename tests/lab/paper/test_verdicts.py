@@ -119,6 +119,6 @@ def test_the_rank_of_the_cross_entropy_is_explained() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*/result.json")), ids=lambda path: path.parent.name)
-def test_every_claim_that_does_not_hold_has_its_reason_on_the_page(path: Path) -> None:
+def test_every_claim_that_does_not_hold_or_is_open_has_its_reason_on_the_page(path: Path) -> None:
     claims = json.loads(path.read_text(encoding="utf-8"))["claims"]
-    assert [claim["text"] for claim in claims if claim["holds"] is False and not claim.get("why")] == []
+    assert [claim["text"] for claim in claims if not claim["holds"] and not claim.get("why")] == []

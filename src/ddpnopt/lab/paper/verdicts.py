@@ -110,7 +110,9 @@ def would_decide(needed: int | None, present: int) -> str:
     """How many seeds it would take, compared with those there are."""
     if needed is None:
         return f"more than {MOST_SEEDS:,} seeds would have to decide it ({present} here)"
-    return f"if mean and spread stay as they are, about {needed} seeds decide it ({present} here)"
+    # two digits: the estimate is no better than that
+    about = round(needed, min(0, 2 - len(str(needed))))
+    return f"if mean and spread stay as they are, about {about:,} seeds decide it ({present} here)"
 
 
 def joint_seeds(leads: Sequence[Estimate]) -> int | None:
