@@ -61,7 +61,7 @@ def run(context: Context) -> Result:
         frame = pd.DataFrame(
             [
                 {
-                    "": name,
+                    "measure": name,
                     paper.label: pair[0].text(digits),
                     f"{paper.label}, paper": f"{known[0]:.{digits}f}",
                     "DDPNOpt": pair[1].text(digits),
