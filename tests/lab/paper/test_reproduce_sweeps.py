@@ -241,6 +241,26 @@ def test_slow_methods_are_compared_with_ddpnopt_at_the_same_size_and_seeds(tmp_p
     assert all(each.slow.epochs > 1 for each in COLUMNS)
 
 
+def test_whole_image_sets_have_three_seeds_unless_a_number_is_given(tmp_path: Path) -> None:
+    def seeds(given: int | None) -> list[int]:
+        context = Context(tmp_path, full=True, seeds=given, datasets=("digits", "mnist-fcn"))
+        return [each.seeds for each in columns(context)]
+
+    assert seeds(None) == [10, 3]
+    assert seeds(8) == [8, 8]
+
+
+def test_our_own_form_stands_next_to_the_papers_methods_and_takes_part_in_no_claim(tmp_path: Path) -> None:
+    result = run("table3", "--quick", "--datasets", "wine", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    accuracy = pd.read_csv(tmp_path / "table3" / "accuracy.csv")
+    assert list(accuracy.columns)[-2:] == ["DDPNOpt", "DDPNOpt(model)"]
+    assert "(" not in accuracy["DDPNOpt(model)"][0], "the paper has no figure for it"
+    assert "DDPNOpt(model)" not in "".join(pd.read_csv(tmp_path / "table3" / "ordering.csv").astype(str).sum())
+    claims = json.loads((tmp_path / "table3" / "result.json").read_text(encoding="utf-8"))["claims"]
+    assert all("DDPNOpt(model)" not in claim["ours"] for claim in claims)
+
+
 def tuned(method: str, accuracies: list[float], epochs: int = 2, diverged: int = 0, loss: float = 0.1) -> TunedMethod:
     column = COLUMNS[0]
     runs = [outcome(each, loss) for each in accuracies[diverged:]] + [outcome(math.nan, math.nan, True)] * diverged

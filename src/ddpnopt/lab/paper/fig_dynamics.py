@@ -18,7 +18,7 @@ from ddpnopt.lab.paper.fig_grid_published import EKFAC, RMSPROP, SGD, Grid
 from ddpnopt.lab.paper.item import Claim, Context, Item, Picture, Result, Table
 from ddpnopt.lab.paper.item_runs import SeedRuns, how_run, outcomes, seeds_of
 from ddpnopt.lab.paper.readings import Reading
-from ddpnopt.lab.paper.verdicts import RULE, Estimate, difference, held_elsewhere, jackknife
+from ddpnopt.lab.paper.verdicts import RULE, Estimate, difference, held_elsewhere, jackknife, open_because
 
 # The second learning rate of each grid, with the eps that is best there in the paper's table.
 EXAMPLES: Sequence[tuple[Grid, float, float]] = ((SGD, 0.6, 1e-3), (RMSPROP, 0.02, 5e-6), (EKFAC, 0.09, 1e-7))
@@ -113,7 +113,7 @@ def claims_of(each: Example) -> list[Claim]:
             "a picture",
             f"standard deviation over the run {spread[1]:.3f}, without feedback {spread[0]:.3f} (logarithm of the "
             f"ratio {ratio.text(2)})",
-            _why(ratio.positive),
+            _why(ratio),
         ),
         Claim(
             faster,
@@ -121,7 +121,7 @@ def claims_of(each: Example) -> list[Claim]:
             "a picture",
             f"mean training loss over the run {ours.mean():.3f}, without feedback {base.mean():.3f}, lower by "
             f"{sooner.text(3)}",
-            _why(sooner.positive),
+            _why(sooner),
         ),
     ]
 
@@ -138,11 +138,10 @@ def spread_ratio(base: NDArray[np.float64], ours: NDArray[np.float64]) -> Estima
     return jackknife(statistic, len(base))
 
 
-def _why(holds: bool | None) -> str:
-    if holds:
-        return ""
-    within = "The difference is within its margin of error."
-    return within if holds is None else "It is the other way round, beyond the margin of error."
+def _why(found: Estimate) -> str:
+    if found.positive is None:
+        return open_because("The difference", found)
+    return "" if found.positive else "It is the other way round, beyond the margin of error."
 
 
 def _by_text(examples: Sequence[Example]) -> dict[str, bool | None]:

@@ -10,7 +10,7 @@ from ddpnopt.lab.paper.captions import verdict
 from ddpnopt.lab.paper.digits_runs import ACCURACY, LOSS, Cells
 from ddpnopt.lab.paper.item import Claim
 from ddpnopt.lab.paper.readings import Reading
-from ddpnopt.lab.paper.verdicts import Estimate, all_of, held_elsewhere
+from ddpnopt.lab.paper.verdicts import Estimate, all_of, held_elsewhere, open_because
 
 CLOSE = 0.2
 """Relative distance up to which a baseline's training loss counts as the paper's."""
@@ -47,12 +47,14 @@ def explained(each: Cells, judged: Reading, compared: Sequence[tuple[Reading, Ce
 
 def consistent(each: Cells) -> Claim:
     """Better in more than half of the cells, and on the mean over all of them, in both measures."""
-    ours, paper, verdicts = [], [], []
+    ours, paper, verdicts, within = [], [], [], []
     for measure, digits in ((LOSS, 3), (ACCURACY, 2)):
         gains = [cell for row in each.gains(measure) for cell in row]
         better = sum(fmean(cell) > 0 for cell in gains)
         overall = Estimate.of(fmean(seed) for seed in zip(*gains, strict=True))
         most = better > len(gains) / 2
+        if overall.positive is None:
+            within.append(open_because(f"The mean gain in {measure.partition(' (')[0]}", overall))
         verdicts.append(None if overall.positive is None else overall.positive == most and most)
         ours.append(
             f"{measure.partition(' (')[0]} better in {better} of {len(gains)} cells, "
@@ -69,7 +71,7 @@ def consistent(each: Cells) -> Claim:
         holds,
         "loss better in {}, accuracy in {}".format(*paper) if paper else "most (a picture)",
         ", ".join(ours),
-        "" if holds else _why(holds, "The mean over the cells is within its margin of error."),
+        "" if holds else _why(holds, " ".join(within)),
     )
 
 
@@ -88,7 +90,7 @@ def grows(each: Cells) -> Claim:
         more.positive,
         paper,
         f"{text.format(fmean(low), fmean(high))}, {more.text(3)} more",
-        "" if more.positive else _why(more.positive, "The growth is within its margin of error."),
+        "" if more.positive else _why(more.positive, open_because("The growth", more)),
     )
 
 

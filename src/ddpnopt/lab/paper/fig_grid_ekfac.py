@@ -62,5 +62,16 @@ def _whole_column(rows: Sequence[dict[str, str]]) -> str:
         losses = [float(row[f"lr {lr:g}"].split()[0]) for lr in EKFAC.lrs]
         return sum(abs(ours / paper[0] - 1) <= CLOSE for ours, paper in zip(losses, EKFAC.loss, strict=True))
 
+    def growth(row: dict[str, str]) -> float:
+        return float(row[f"lr {EKFAC.lrs[-1]:g}"].split()[0]) / float(row[f"lr {EKFAC.lrs[0]:g}"].split()[0])
+
     most = max(map(close, rows))
-    return f"The best of them has {most} of the {len(EKFAC.lrs)} rates within {100 * CLOSE:.0f} % of the paper's."
+    text = f"The best of them has {most} of the {len(EKFAC.lrs)} rates within {100 * CLOSE:.0f} % of the paper's."
+    if most == len(EKFAC.lrs):
+        return text
+    grown = [growth(row) for row in rows]
+    return (
+        f"{text} From {EKFAC.lrs[0]:g} to {EKFAC.lrs[-1]:g} the paper's loss becomes "
+        f"{EKFAC.loss[-1][0] / EKFAC.loss[0][0]:.0f} times as large, at these settings {min(grown):.0f} to "
+        f"{max(grown):.0f} times: none of them fits both ends."
+    )

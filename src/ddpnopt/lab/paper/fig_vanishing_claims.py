@@ -13,7 +13,7 @@ from ddpnopt.lab.paper.captions import compact, spread
 from ddpnopt.lab.paper.fig_vanishing_runs import VGR_WEIGHT, VanishingCase, VanishingEffort, VanishingRun
 from ddpnopt.lab.paper.item import Claim, Table
 from ddpnopt.lab.paper.readings import READINGS, Reading
-from ddpnopt.lab.paper.verdicts import FEWEST_SEEDS, Estimate, all_of, difference
+from ddpnopt.lab.paper.verdicts import FEWEST_SEEDS, Estimate, all_of, difference, joint_seeds, would_decide
 
 # The learning rates of the paper's Figure 6; its Figure 12 tries others around them.
 RATES = {"SGD": 0.1, "SGD-VGR": 0.1, "EKFAC": 0.03, "DDPNOpt": 0.03, "DDPNOpt2nd": 0.03}
@@ -275,10 +275,12 @@ def _adaptive(runs: VanishingRuns) -> Claim:
 
     sooner = [difference(progress(other), progress(star)) for other in others]
     holds = all_of(each.positive for each in sooner)
+    leads = ", ".join(f"{other.way} {lead.text(2)}" for other, lead in zip(others, sooner, strict=True))
+    decided = would_decide(joint_seeds([each for each in sooner if each.positive is None]), len(runs.of[star]))
     whys = {
         True: "",
-        None: "The difference is within its margin of error.",
-        False: "At least one of them is faster, beyond the margin of error.",
+        None: f"Its lead is within its margin of error ({leads}); {decided}.",
+        False: f"At least one of them is faster, beyond the margin of error; its lead: {leads}.",
     }
     means = ", ".join(f"{case.way} {spread(progress(case))}" for case in (star, *others))
     return Claim(

@@ -9,10 +9,10 @@ import pandas as pd
 
 from ddpnopt.lab.methods.registry import method
 from ddpnopt.lab.paper.item import Claim, Context, Item, Result, Table
-from ddpnopt.lab.paper.table3_columns import BASELINES, OCP, READING, Column, columns
+from ddpnopt.lab.paper.table3_columns import BASELINES, MOST_DEFAULT_SEEDS, OCP, READING, Column, columns
 from ddpnopt.lab.paper.table3_kept import with_earlier
 from ddpnopt.lab.paper.table3_runs import TunedMethod, measure, notes, settings_table
-from ddpnopt.lab.paper.verdicts import FEWEST_SEEDS, RULE, all_of, difference, fair
+from ddpnopt.lab.paper.verdicts import FEWEST_SEEDS, RULE, all_of, difference, fair, joint_seeds, would_decide
 from ddpnopt.lab.timing.machine import command
 
 STANDARD, CONTROL = ("SGD-m", "RMSprop", "Adam", "EKFAC"), ("E-MSA", "vanilla DDP")
@@ -21,9 +21,10 @@ HEADINGS = (*STANDARD, *CONTROL, "DDPNOpt")
 
 def run(context: Context) -> Result:
     chosen = columns(context)
-    found, slow = [], []
+    found, slow, own = [], [], []
     for column in chosen:
         found.append(measure(context, column, (*BASELINES, column.paper_method)))
+        own.append(measure(context, column, ("ddpnopt",), seeds=column.default_seeds))
         rivals = (*OCP, column.paper_method)
         slow.append(measure(context, column, rivals, size=column.slow, seeds=column.slow_seeds))
     claims = [claim for pair in zip(found, slow, strict=True) for claim in (best_claim(pair[0]), ocp_claim(pair[1]))]
@@ -31,8 +32,9 @@ def run(context: Context) -> Result:
     tables = [
         Table(
             "accuracy",
-            "Test accuracy in percent, mean ± deviation over seeds; the paper's in brackets.",
-            _frame(found, STANDARD),
+            "Test accuracy in percent, mean ± deviation over seeds; the paper's in brackets. DDPNOpt(model), untuned, "
+            f"is this package's own form, with {MOST_DEFAULT_SEEDS} seeds at most, and takes part in no claim.",
+            _frame(found, STANDARD).assign(**{"DDPNOpt(model)": [each.seeds.accuracy.text(2) for [each] in own]}),
         ),
         Table(
             "control",
@@ -45,7 +47,7 @@ def run(context: Context) -> Result:
             "The methods from best to worst, and how many pairs stand as in the paper.",
             pd.DataFrame(orders),
         ),
-        settings_table([entry for entries in (*found, *slow) for entry in entries]),
+        settings_table([each for parts in zip(found, own, slow, strict=True) for part in parts for each in part]),
     ]
     extra = [
         "DDPNOpt has the adaptive diagonal for fully connected networks and the Kronecker-factored Gauss-Newton matrix "
@@ -145,7 +147,7 @@ def ocp_claim(entries: Sequence[TunedMethod]) -> Claim:
 def _ahead(by_name: Mapping[str, TunedMethod], best: str) -> tuple[bool | None, str]:
     """Whether one method is more accurate than all others, and if not, its lead where it is not beyond the margin."""
     mine = by_name[best].seeds.accuracies()
-    verdicts, leads = [], []
+    verdicts, leads, within = [], [], []
     for name, rival in by_name.items():
         if name == best:
             continue
@@ -154,10 +156,14 @@ def _ahead(by_name: Mapping[str, TunedMethod], best: str) -> tuple[bool | None, 
         verdicts.append(verdict)
         if not verdict:
             few = f"{lead.seeds} seed{'s' if lead.seeds > 1 else ''}" if lead.seeds < FEWEST_SEEDS else ""
+            within += [] if reason or few else [lead]
             leads.append(f"{name} {lead.text(2)}" + (f" ({reason or few})" if reason or few else ""))
     holds = all_of(verdicts)
     what = "Not ahead beyond" if holds is None else "At least one is ahead of it, beyond"
-    return holds, "" if holds else f"{what} the margin of error; its lead: {', '.join(leads)}."
+    why = f"{what} the margin of error; its lead: {', '.join(leads)}."
+    if holds is None and len(within) == len(leads):
+        why += f" {would_decide(joint_seeds(within), within[0].seeds).capitalize()}."
+    return holds, "" if holds else why
 
 
 def _fair(verdict: bool | None, rival: TunedMethod) -> tuple[bool | None, str]:

@@ -23,6 +23,8 @@ QUANTILES = (
 )  # fmt: skip
 MANY = 2.0
 """Standard errors with more seeds than that."""
+MOST_SEEDS = 2000
+"""More than anybody will run."""
 RULE = "its margin of error, 95 % by Student's t over the seeds"
 
 
@@ -66,6 +68,14 @@ class Estimate:
             return True
         return False if self.mean + self.margin < low or self.mean - self.margin > high else None
 
+    @property
+    def decisive_seeds(self) -> int | None:
+        """How many would decide the sign if mean and spread stay as they are; None for more than can be run."""
+        if self.mean == 0 or not math.isfinite(self.mean) or not math.isfinite(self.error):
+            return None
+        wanted = (abs(self.mean) / self.error) ** 2 / self.seeds if self.error else math.inf
+        return next((n for n in range(FEWEST_SEEDS, MOST_SEEDS) if standard_errors(n) ** 2 / n < wanted), None)
+
     def text(self, digits: int) -> str:
         """Mean ± standard error, with a sign."""
         shown = f"{self.mean:+.{digits}f}"
@@ -87,6 +97,31 @@ def jackknife(statistic: Callable[[Sequence[int]], float], seeds: int) -> Estima
     middle = fmean(parts)
     error = math.sqrt((seeds - 1) / seeds * sum((part - middle) ** 2 for part in parts))
     return Estimate(whole, error, seeds)
+
+
+def open_because(what: str, estimate: Estimate) -> str:
+    """Why a claim is open, and how many seeds it would take."""
+    if not math.isfinite(estimate.error):
+        return f"{what} has no margin of error: fewer than {FEWEST_SEEDS} seeds, or one diverged."
+    return f"{what} is within its margin of error; {would_decide(estimate.decisive_seeds, estimate.seeds)}."
+
+
+def would_decide(needed: int | None, present: int) -> str:
+    """How many seeds it would take, compared with those there are."""
+    if needed is None:
+        return f"more than {MOST_SEEDS:,} seeds would have to decide it ({present} here)"
+    # two digits: the estimate is no better than that
+    about = round(needed, min(0, 2 - len(str(needed))))
+    return f"if mean and spread stay as they are, about {about:,} seeds decide it ({present} here)"
+
+
+def joint_seeds(leads: Sequence[Estimate]) -> int | None:
+    """How many seeds decide whether all open leads are positive: one that is negative refutes, else all must be."""
+    behind = [found for lead in leads if lead.mean < 0 and (found := lead.decisive_seeds) is not None]
+    if behind:
+        return min(behind)
+    wanted = [found for lead in leads if (found := lead.decisive_seeds) is not None]
+    return max(wanted, default=None) if len(wanted) == len(leads) else None
 
 
 def all_of(verdicts: Iterable[bool | None]) -> bool | None:

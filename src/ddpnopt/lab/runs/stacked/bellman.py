@@ -34,11 +34,11 @@ def policies(
         V_h, V_hh = _through_activation(kinds[t], outs[t], V_x, V_xx, recipe.order)
         wrong, V_h, V_hh = without(wrong, V_h, V_hh)
         metric = observe(t, V_h)
-        stage = _Stage(U[t][:, :, :-1], xs[t], V_h, V_hh, metric, eta)
+        stage = BellmanStage(U[t][:, :, :-1], xs[t], V_h, metric, eta)
         gains = None
         if t > 0:
             recurse = _first_order if recipe.order == 1 else _second_order
-            V_x, V_xx, gains = recurse(stage, recipe.guard)
+            V_x, V_xx, gains = recurse(stage, V_hh, recipe.guard)
             V_xx.diagonal(dim1=2, dim2=3).add_(own["vxx_reg"][:, None, None])
         made.append((_policy(stage, gains, recipe.order), metric))
     return wrong, made[::-1]
@@ -56,13 +56,12 @@ def _through_activation(kind: str, out: Tensor, V_x: Tensor, V_xx: Tensor, order
 
 
 @dataclass(frozen=True, eq=False)
-class _Stage:
+class BellmanStage:
     """One layer, and N = eta g_u M^-1 g_u' = T' diag(S) T of each sample."""
 
     W: Tensor
     x: Tensor
     V_h: Tensor
-    V_hh: Tensor
     metric: Metric
     eta: Tensor
 
@@ -104,23 +103,23 @@ Gains = tuple[Tensor, Tensor | None]
 """What W dx and, for second order with the guard, dx are multiplied by."""
 
 
-def _first_order(stage: _Stage, guard: bool) -> tuple[Tensor, Tensor, Gains]:
-    S, W, V_h, V_hh = stage.S, stage.W, stage.V_h, stage.V_hh
+def _first_order(stage: BellmanStage, V_hh: Tensor, guard: bool) -> tuple[Tensor, Tensor, Gains]:
+    S, W, V_h = stage.S, stage.W, stage.V_h
     y = stage.N(S, V_h[:, :, :, None])
     if guard:
         gain = kept = stage.guarded(S, V_hh)
     else:
         gain, kept = V_hh, V_hh - V_hh @ stage.N(S, V_hh)
     V_x = (V_h - (gain @ y)[:, :, :, 0]) @ W
-    return V_x, _times(_times(kept, W).mT, W), (gain, None)
+    return V_x, times(times(kept, W).mT, W), (gain, None)
 
 
-def _second_order(stage: _Stage, guard: bool) -> tuple[Tensor, Tensor, Gains]:
+def _second_order(stage: BellmanStage, V_hh: Tensor, guard: bool) -> tuple[Tensor, Tensor, Gains]:
     """Eq. 5 with Q_ux = g_u' V_hh W + E, E = V_h . g_ux."""
-    S, W, V_h, V_hh = stage.S, stage.W, stage.V_h, stage.V_hh
+    S, W, V_h = stage.S, stage.W, stage.V_h
     y = stage.N(S, V_h[:, :, :, None])
     NE, EE = _mixed(stage)
-    VW = _times(V_hh, W)
+    VW = times(V_hh, W)
     NQ = stage.N(S, VW) + NE
     QQ = VW.mT @ NQ + NE.mT @ VW + EE
     Qq = VW.mT @ y + NE.mT @ V_h[:, :, :, None]
@@ -131,11 +130,11 @@ def _second_order(stage: _Stage, guard: bool) -> tuple[Tensor, Tensor, Gains]:
         Qq = Qq - NQ.mT @ (C @ y)
         QQ = QQ - NQ.mT @ (C @ NQ)
         gain, mixed = V_hh - C @ stage.N(S, V_hh), C @ NE
-    V_xx = _times(VW.mT, W) - QQ
+    V_xx = times(VW.mT, W) - QQ
     return V_h @ W - Qq[:, :, :, 0], 0.5 * (V_xx + V_xx.mT), (gain, mixed)
 
 
-def _mixed(stage: _Stage) -> tuple[Tensor, Tensor]:
+def _mixed(stage: BellmanStage) -> tuple[Tensor, Tensor]:
     """eta g_u M^-1 E (R, B, O, n) and eta E' M^-1 E (R, B, n, n)."""
     metric, n = stage.metric, stage.W.shape[2]
     X = stage.x if metric.T_A is None else stage.x @ metric.T_A.mT
@@ -155,7 +154,7 @@ def _mixed(stage: _Stage) -> tuple[Tensor, Tensor]:
     return eta * NE, eta * EE
 
 
-def _policy(stage: _Stage, gains: Gains | None, order: int) -> Policy:
+def _policy(stage: BellmanStage, gains: Gains | None, order: int) -> Policy:
     def policy(x_hat: Tensor) -> Tensor:
         V = stage.V_h
         if gains is None:
@@ -172,7 +171,7 @@ def _policy(stage: _Stage, gains: Gains | None, order: int) -> Policy:
     return policy
 
 
-def _times(V: Tensor, W: Tensor) -> Tensor:
+def times(V: Tensor, W: Tensor) -> Tensor:
     """V W for each run: (R, B, k, n), (R, n, m) -> (R, B, k, m)."""
     R, B, k, n = V.shape
     return torch.bmm(V.reshape(R, B * k, n), W).view(R, B, k, -1)

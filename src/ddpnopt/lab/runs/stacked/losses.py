@@ -1,4 +1,4 @@
-"""The losses of stacked runs: outputs (R, B, C) and classes (R, B) to the mean, the gradients and the Hessians."""
+"""The losses of stacked runs: outputs (R, B, C) and classes (R, B) to mean, gradients and Hessians' roots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from ddpnopt.lab.baselines import mmc_centres
 
 Seen = tuple[Tensor, Tensor, Callable[[], Tensor]]
-"""The mean loss of each run (R,), each sample's own gradient (R, B, C), and its Hessian (R, B, C, C) if asked for."""
+"""The mean loss of each run (R,), each sample's own gradient (R, B, C), and a root of its Hessian (R, B, C, C)."""
 
 
 def _cross_entropy(z: Tensor, y: Tensor) -> Seen:
@@ -18,7 +18,13 @@ def _cross_entropy(z: Tensor, y: Tensor) -> Seen:
     losses = -log_p.gather(2, y[:, :, None]).squeeze(2).mean(1)
     s = log_p.exp()
     gradient = s.scatter_add(2, y[:, :, None], s.new_full((), -1.0).expand(*y.shape, 1))
-    return losses, gradient, lambda: torch.diag_embed(s) - s[:, :, :, None] * s[:, :, None, :]
+
+    def root() -> Tensor:
+        """diag(q) - q s' with q = sqrt(s), whose square is diag(s) - s s'."""
+        q = s.sqrt()
+        return torch.diag_embed(q) - q[:, :, :, None] * s[:, :, None, :]
+
+    return losses, gradient, root
 
 
 def _mmc(z: Tensor, y: Tensor) -> Seen:

@@ -5,6 +5,7 @@ Shapes: states x~ (R, B, J), weights U (R, O, J), V_h (R, B, O). The curvatures 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from ddpnopt.curvature.base import Seen, State
 from ddpnopt.lab.baselines.vgr import penalty_gradient
 from ddpnopt.lab.runs.stacked.bellman import finite, policies, without
+from ddpnopt.lab.runs.stacked.factored import applies, factored_policies
 from ddpnopt.lab.runs.stacked.losses import LOSSES
 from ddpnopt.lab.runs.stacked.network import StackedLinear, apply, augmented, derivative
 from ddpnopt.lab.runs.stacked.recipe import Recipe
@@ -63,12 +65,12 @@ def losses_and_step(stack: Stack, recipe: Recipe, x: Tensor, y: Tensor) -> tuple
     Returns the losses before it (R,), and which runs have gone wrong: their rows are to be thrown away.
     """
     xs, outs = forward(stack, x)
-    losses, gradient, hessian = LOSSES[recipe.loss](outs[-1], y)
+    losses, gradient, root = LOSSES[recipe.loss](outs[-1], y)
     wrong = ~losses.isfinite()
     q = gradient / x.shape[1]
     if recipe.feedback:
-        V_xx = gradient[:, :, :, None] * gradient[:, :, None, :] if recipe.terminal == "gn" else hessian()
-        wrong = wrong | _closed_loop(stack, recipe, xs, outs, q, V_xx * recipe.vxx_scale(x.shape[1]))
+        factor = gradient[:, :, None, :] if recipe.terminal == "gn" else root()
+        wrong = wrong | _closed_loop(stack, recipe, xs, outs, q, factor * math.sqrt(recipe.vxx_scale(x.shape[1])))
     else:
         wrong = wrong | _open_loop(stack, recipe, xs, outs, q)
     return losses, wrong
@@ -106,14 +108,18 @@ def _open_loop(stack: Stack, recipe: Recipe, xs: list[Tensor], outs: list[Tensor
 
 
 def _closed_loop(
-    stack: Stack, recipe: Recipe, xs: list[Tensor], outs: list[Tensor], V_x: Tensor, V_xx: Tensor
+    stack: Stack, recipe: Recipe, xs: list[Tensor], outs: list[Tensor], V_x: Tensor, root: Tensor
 ) -> Tensor:
-    """Algorithm 3: the backward pass of V_x and V_xx, then the forward pass with dx."""
+    """Algorithm 3: the backward pass of V_x and V_xx, which begins as root' root, then the forward pass with dx."""
 
     def observe(t: int, V_h: Tensor) -> Metric:
         return _observe(stack, recipe, t, xs[t], V_h)[0]
 
-    wrong, found = policies(stack.kinds, stack.U, stack.own, recipe, xs, outs, V_x, V_xx, observe)
+    given = stack.kinds, stack.U, stack.own, recipe, xs, outs, V_x
+    if applies(recipe, stack.own):
+        wrong, found = factored_policies(*given, root, observe)
+    else:
+        wrong, found = policies(*given, root.mT @ root, observe)
     x_hat = xs[0]
     for t, (policy, metric) in enumerate(found):
         step = _direction(stack, recipe, t, metric, policy(x_hat))
