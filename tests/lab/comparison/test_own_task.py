@@ -88,6 +88,13 @@ def test_an_interrupted_comparison_goes_on_with_the_run_that_was_missing(file: P
     assert "my_task, adam" not in result.stderr
 
 
+def test_an_interruption_says_how_to_continue(file: Path) -> None:
+    edited(file, "    inputs, labels = batch\n", "    inputs, labels = batch\n    raise KeyboardInterrupt\n")
+    result = run(file)
+    assert result.exit_code == 130
+    assert "the same command continues" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
