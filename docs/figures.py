@@ -38,10 +38,15 @@ def figure(name: str) -> str:
     known = {
         "suite": suite,
         "sealed": partial(suite, path="suite/sealed.csv"),
+        "sealed-again": partial(suite, path="suite/sealed-again.csv"),
         "first-look": partial(suite, path="suite/first-look.csv"),
+        "first-steps": first_steps,
+        "trouble": trouble,
+        "gallery": gallery,
         "accuracy": accuracy,
         "grid": grid,
         "speed": speed,
+        "speed-noise": speed_noise,
         "window": window,
         "pinn": pinn,
     }
@@ -96,10 +101,36 @@ def grid(rate: str, column: str) -> str:
     return row[column].split(" (")[0]
 
 
-def speed(file: str, network: str, method: str, column: str) -> str:
-    """`speed speed / cnn / ddpnopt / time_ratio`."""
+def speed(file: str, network: str, method: str, column: str, digits: str = "1") -> str:
+    """`speed speed / cnn / ddpnopt / time_ratio`, or with the number of decimals, `/ 2`."""
     [row] = [r for r in rows(f"speed/{file}.csv") if (r["network"], r["method"]) == (network, method)]
-    return f"{float(row[column]):.1f}"
+    return f"{float(row[column]):.{int(digits)}f}"
+
+
+def speed_noise(file: str) -> str:
+    """`speed-noise speed-again`: from what to what SGD compared with itself ranges, 1 without noise."""
+    found = [float(row["time_ratio"]) for row in rows(f"speed/{file}.csv") if row["method"] == "sgd-again"]
+    return f"{min(found):.2f} to {max(found):.2f}"
+
+
+def first_steps(task: str, method: str, step: str, column: str = "train") -> str:
+    """`first-steps digits / Adam 0.01 / 20`: the training loss after so many steps, or `/ validation`."""
+    [row] = [
+        r for r in rows("first-steps/first-steps.csv") if (r["task"], r["method"], r["step"]) == (task, method, step)
+    ]
+    return row[column]
+
+
+def trouble(symptom: str) -> str:
+    """`trouble Small steps`: what `ddpnopt view` says about the run of that picture."""
+    [row] = [r for r in rows("trouble/trouble.csv") if r["symptom"] == symptom]
+    return row["said"]
+
+
+def gallery(example: str) -> str:
+    """`gallery unet`: what the example prints at the end."""
+    [row] = [r for r in rows("gallery/gallery.csv") if r["example"] == example]
+    return row["printed"]
 
 
 def window(task: str, method: str, column: str) -> str:

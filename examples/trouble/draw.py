@@ -1,14 +1,18 @@
 """Draws the pictures of docs/trouble.md: the loss and the telling curve of each case.
 
-python examples/trouble/draw.py docs/img
+python examples/trouble/draw.py docs/img results/trouble
+
+The second folder gets a table of what `ddpnopt view` says about each run.
 """
 
 from __future__ import annotations
 
+import csv
 import re
 import sys
 import tempfile
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from cases import CASES
@@ -16,7 +20,7 @@ from cases import CASES
 from ddpnopt.lab import style
 from ddpnopt.lab.view.curves import CurvePanel, panels
 from ddpnopt.lab.view.run_log import RunLog, read_log
-from ddpnopt.lab.view.symptoms import symptoms
+from ddpnopt.lab.view.symptoms import STILL, symptoms
 
 STEPS = 150
 TELLING = {
@@ -59,26 +63,37 @@ def draw(name: str, log: RunLog, folder: Path) -> Path:
 
 
 def lines(axis, log: RunLog, panel: CurvePanel) -> None:
-    for line, colour in zip(panel.lines, COLOURS, strict=False):
-        values = [float("nan") if value is None else value for value in line.values]
-        axis.plot(log.steps, values, color=colour, label=line.label, linewidth=1.4)
+    values = {line.label: [float("nan") if value is None else value for value in line.values] for line in panel.lines}
+    if len(values) > 4:  # too many for a legend: only those that stand still are named
+        size = {name: fmean(each) for name, each in values.items()}
+        moving = [name for name in values if size[name] >= STILL * max(size.values())]
+        for name in moving:
+            label = "the other layers" if name == moving[0] else None
+            axis.plot(log.steps, values.pop(name), color="#b3bac4", label=label, linewidth=1.0)
+    for (name, each), colour in zip(values.items(), COLOURS, strict=False):
+        axis.plot(log.steps, each, color=colour, label=name, linewidth=1.4)
     positive = all(value is None or value > 0 for line in panel.lines for value in line.values)
     if panel.logarithmic and positive:
         axis.set_yscale("log")
-    if 1 < len(panel.lines) <= 4:
+    if len(panel.lines) > 1 or panel.name == "layers":
         axis.legend(loc="best")
     axis.set(title=panel.title, xlabel="step")
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, table: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    table.mkdir(parents=True, exist_ok=True)
+    said = []
     with tempfile.TemporaryDirectory() as runs:
         for name in CASES:
             log = run(name, STEPS, Path(runs))
-            seen = [each.name for each in symptoms(log)]
+            seen = {each.name: each.text for each in symptoms(log)}
             assert name in seen, f"{name}: {seen}"
-            print(draw(name, log, folder), seen, flush=True)
+            said.append((name, seen[name]))
+            print(draw(name, log, folder), list(seen), flush=True)
+    with (table / "trouble.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([("symptom", "said"), *said])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

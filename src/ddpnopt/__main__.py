@@ -9,7 +9,7 @@ def main() -> None:
     except ModuleNotFoundError as missing:
         if (missing.name or "").startswith("ddpnopt"):
             raise
-        sys.exit(f"ddpnopt: the command line needs {missing.name}: pip install 'ddpnopt[cli]'")
+        sys.exit(f"ddpnopt: the command line needs {missing.name}: pip install 'ddpnopt[cli]' (in a clone: '.[cli]')")
     app()
 
 

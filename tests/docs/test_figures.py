@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[2]
 
 # Numbers of the README that are no measurements: versions, settings, the citation.
 SETTINGS = {
-    "3.10", "3.11", "3.13", "2.5", "2.7", "2.9", "2.13", "0.1.0", "16", "512", "2,000", "18", "2021", "2002.08809",
+    "3.10", "3.11", "3.13", "2.5", "2.7", "2.9", "2.13", "2.15", "0.1.0", "16", "512", "2,000", "18",
+    "2021", "2002.08809",
 }  # fmt: skip
 
 
@@ -46,11 +47,12 @@ def test_no_line_begins_with_a_mark(page: Path) -> None:
 
 
 def test_readme_and_the_page_of_results_have_marked_figures() -> None:
-    assert {ROOT / "README.md", ROOT / "docs" / "results.md"} <= set(MARKED)
-    assert all(len(list(figures.marks(page))) >= 8 for page in MARKED)
+    pages = {ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("results", "speed", "suite", "from-adam"))}
+    assert all(len(list(figures.marks(page))) >= 8 for page in pages)
+    assert pages | {ROOT / "docs" / f"{name}.md" for name in ("index", "limits", "trouble", "gallery")} <= set(MARKED)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/results.md"])
 def test_no_measured_number_stands_outside_a_mark(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     for pattern in (r"<!--= .*?<!--/-->", r"<!--.*?-->", r"<img[^>]*>", r"```.*?```", r"`[^`]*`", r"\]\([^)]*\)"):

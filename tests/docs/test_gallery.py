@@ -88,6 +88,37 @@ def test_the_first_steps_are_measured_for_every_method_on_both_tasks(
     assert len(rows) == 2 * len(kept)
 
 
+def test_the_table_of_the_gallery_has_what_every_example_prints(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spec = importlib.util.spec_from_file_location("benchmark_gallery", ROOT / "benchmarks" / "gallery.py")
+    assert spec is not None
+    assert spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    assert sorted(benchmark.EXAMPLES) == NAMES
+    monkeypatch.setattr(benchmark, "EXAMPLES", ("pinn",))
+    benchmark.main(tmp_path, tmp_path / "table", "--steps", "2")
+    with (tmp_path / "table" / "gallery.csv").open(encoding="utf-8", newline="") as file:
+        [row] = csv.DictReader(file)
+    assert row["example"] == "pinn"
+    assert row["printed"].startswith("largest error")
+    assert (tmp_path / "gallery-pinn.png").is_file()
+
+
+def test_the_table_of_troubles_has_what_is_said_about_every_case(load, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    draw = load("trouble", "draw")
+    for name in set(draw.CASES) - {"Skipped steps"}:
+        del draw.CASES[name]
+    draw.STEPS = 25
+    draw.main(tmp_path, tmp_path / "table")
+    with (tmp_path / "table" / "trouble.csv").open(encoding="utf-8", newline="") as file:
+        assert [row["symptom"] for row in csv.DictReader(file)] == ["Skipped steps"]
+    with (ROOT / "results" / "trouble" / "trouble.csv").open(encoding="utf-8", newline="") as file:
+        kept = {row["symptom"] for row in csv.DictReader(file)}
+    assert kept == set(draw.TELLING)
+
+
 def test_every_symptom_has_a_case_and_a_picture(load) -> None:  # type: ignore[no-untyped-def]
     draw = load("trouble", "draw")
     page = (ROOT / "docs" / "trouble.md").read_text(encoding="utf-8")

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import tree_map
-from torch.utils.checkpoint import checkpoint
 
 from ddpnopt._distributed import active_wrapper
 from ddpnopt.errors import ModelError
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.trace.arrangement import Arrangement
 from ddpnopt.trace.arrivals import Arrivals
+from ddpnopt.trace.checkpointing import checkpointed
 from ddpnopt.trace.compiled import let_compiled_code_see_hooks
 from ddpnopt.trace.fused import Fused
 from ddpnopt.trace.intercepting import Intercepting, transformed
@@ -92,12 +92,6 @@ def _nothing(*args: Any) -> None:
 
 def _no_hook() -> Callable[..., None]:
     return _nothing
-
-
-def _checkpointed() -> bool:
-    """Whether activation checkpointing is active, which runs a block again in the backward pass."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None and getattr(hooks[0], "__module__", "") == checkpoint.__module__
 
 
 class Capture(Intercepting):
@@ -284,7 +278,7 @@ class Capture(Intercepting):
         if looked_up or self._of_parameters(model_layer, x, recording):
             return None
         model_layer.refresh()
-        record = LayerRecord(model_layer, x.detach(), x._version, recomputed=_checkpointed(), uses=[use])
+        record = LayerRecord(model_layer, x.detach(), x._version, recomputed=checkpointed(), uses=[use])
         record.span = vars(module).get("span")  # `getattr` takes long where there is none
         recording.layers.append(record)
         if recording.reads_variable and self._may_be_differentiated(recording, record):

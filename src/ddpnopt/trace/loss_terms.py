@@ -155,7 +155,8 @@ def _rows(start: Node, *, at_node: bool = False) -> list[Row]:
                 raise NotATermError("a slice with steps")
             first, size = node._saved_start, node._saved_self_sym_sizes[0]
             first -= 2**64 if first >= 2**63 else 0  # which torch shows without its sign
-            offset = (offset or 0) + (first + size if first < 0 else min(first, size))
+            if first != 0 or not size <= node._saved_end < 2**63:  # torch 2.5 slices [:, k:] as [:] first
+                offset = (offset or 0) + (first + size if first < 0 else min(first, size))
         todo += [(each, offset) for each, _ in node.next_functions]
     return list(found.values())
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as module_hooks
 from torch.utils._pytree import tree_map
 
 from ddpnopt.linear.given import Given
@@ -32,6 +32,16 @@ def _linked(links: dict[int, int], outputs: list[Tensor], leaf: Any) -> Any:
     """The new value of an input that is an output of an earlier pass."""
     position = links.get(id(leaf))
     return leaf if position is None else outputs[position]
+
+
+def _global_hooks() -> bool:
+    """Whether hooks on all modules are registered; torch's own function for it is newer than torch 2.5."""
+    return bool(
+        module_hooks._global_forward_hooks
+        or module_hooks._global_forward_pre_hooks
+        or module_hooks._global_backward_hooks
+        or module_hooks._global_backward_pre_hooks
+    )
 
 
 class Playback:
@@ -183,7 +193,7 @@ class Playback:
             return None
         if type(model) is not nn.Sequential or len(args) != 1 or recording.kwargs or not isinstance(args[0], Tensor):
             return None
-        if recording.autocast[0] or _has_any_global_hook() or any(r.uses != [0] for r in recording.layers):
+        if recording.autocast[0] or _global_hooks() or any(r.uses != [0] for r in recording.layers):
             return None
         todo: list[nn.Module] = [model]
         found: list[nn.Module] = []

@@ -78,7 +78,7 @@ def update_params(
     optimizer.step(loss=loss)
     logger = getattr(workload, "metrics_logger", None)
     if logger is not None and global_step % 500 == 0:
-        logger.append_scalar_metrics({"loss": float(loss), "fraction": optimizer.report.fraction}, global_step)
+        logger.append_scalar_metrics({"loss": loss.item(), "fraction": optimizer.report.fraction}, global_step)
     return optimizer_state, model, new_model_state
 
 

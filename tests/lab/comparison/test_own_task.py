@@ -17,9 +17,11 @@ from typer.testing import CliRunner, Result
 
 from ddpnopt.lab import compare
 from ddpnopt.lab.cli import app
+from ddpnopt.lab.comparison import own
 from ddpnopt.lab.comparison.own_task import OwnTask
 from ddpnopt.lab.comparison.task_file import near_misses, read_task
 from ddpnopt.lab.errors import TaskError
+from ddpnopt.lab.runs import store
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "compare" / "my_task.py"
 
@@ -84,6 +86,13 @@ def test_an_interrupted_comparison_goes_on_with_the_run_that_was_missing(file: P
     assert "1 run of an earlier call" in result.stderr
     assert "my_task, sgd-m, lr 0.1, seed 0" in result.stderr
     assert "my_task, adam" not in result.stderr
+
+
+def test_an_interruption_says_how_to_continue(file: Path) -> None:
+    edited(file, "    inputs, labels = batch\n", "    inputs, labels = batch\n    raise KeyboardInterrupt\n")
+    result = run(file)
+    assert result.exit_code == 130
+    assert "the same command continues" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -230,6 +239,28 @@ def test_a_rate_that_diverges_is_marked_and_the_others_go_on(file: Path) -> None
     result = run(file, "--methods", "sgd-m@1e30,adam@0.01")
     assert result.exit_code == 0, result.output
     assert "1/1 diverged" in result.stdout
+
+
+def test_a_run_that_diverged_is_trained_again(file: Path) -> None:
+    options = ("--methods", "sgd-m@1e30,adam@0.01")
+    run(file, *options)
+    again = run(file, *options)
+    assert "1 run of an earlier call" in again.stderr
+    assert "my_task, sgd-m, lr 1e+30, seed 0" in again.stderr
+
+
+def test_a_new_version_of_the_optimizer_trains_again_and_other_methods_do_not(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--methods", "ddpnopt,adam@0.01")
+    monkeypatch.setattr(store, "code_state", lambda: "an older one")
+    monkeypatch.setattr(own, "code_state", lambda: "an older one")
+    run(file, *options)
+    monkeypatch.undo()
+    again = run(file, *options)
+    assert "1 run of an earlier call" in again.stderr
+    assert "my_task, ddpnopt" in again.stderr
+    assert "2 runs of an earlier call" in run(file, *options).stderr
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:

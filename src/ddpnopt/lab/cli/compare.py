@@ -148,7 +148,11 @@ def _own(
             detail = "" if now is None else f"{run.method}{rate}, seed {run.seed}, loss {now.loss:.3g}"
             progress.update(row, completed=(len(seen) - 1) * task.steps + done, detail=detail)
 
-        result = compare_own(task, methods, seeds, tune=tune, store=store, fresh=fresh, on_step=on_step)
+        try:
+            result = compare_own(task, methods, seeds, tune=tune, store=store, fresh=fresh, on_step=on_step)
+        except KeyboardInterrupt:
+            status.print(f"interrupted: finished runs are in {store}; the same command continues", soft_wrap=True)
+            raise
     if kept:
         status.print(f"[dim]{count(kept, 'run')} of an earlier call taken from {store}; --fresh runs them again[/]")
     return result

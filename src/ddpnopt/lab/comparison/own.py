@@ -15,7 +15,7 @@ from ddpnopt.lab.methods.registry import METHODS, NEWER, TRAINED_METHODS, method
 from ddpnopt.lab.runs.config import RunConfig
 from ddpnopt.lab.runs.entrants import OWN_DEFAULTS, RATES, Entrant, all_runs, all_trials
 from ddpnopt.lab.runs.outcome import Outcome
-from ddpnopt.lab.runs.store import STORE, Store
+from ddpnopt.lab.runs.store import STORE, Store, code_state
 from ddpnopt.lab.runs.training import Progress, train
 
 OWN_METHODS = ("ddpnopt", "adam", "sgd-m", "adamw")
@@ -92,10 +92,12 @@ def compare_own(
     kept = Store(store or IN_MEMORY)
     try:
         trials = all_trials([task], chosen)
+        every = [RunConfig(run.method, task, run.lr, seed=seed) for run in trials for seed in range(seeds)]
+        plain = [run for each in chosen if not each.rates for run in each.runs(task, {}, seeds)]
         if fresh:
-            every = [RunConfig(run.method, task, run.lr, seed=seed) for run in trials for seed in range(seeds)]
-            plain = [run for each in chosen if not each.rates for run in each.runs(task, {}, seeds)]
             kept.remove([run.key for run in (*every, *plain)], unless_code="")
+        ours = [run.key for run in (*every, *plain) if run.method.startswith("ddpnopt")]
+        kept.remove(ours, unless_code=code_state())  # a new version of the optimizer trains again
         outcomes = _carry_out(trials, kept, on_step)
         outcomes |= _carry_out(all_runs([task], chosen, outcomes, seeds), kept, on_step)
     finally:
@@ -144,11 +146,15 @@ def note(chosen: Sequence[Entrant], task: OwnTask, found: dict[ComparedMethod, l
 
 
 def _carry_out(wanted: Sequence[RunConfig], store: Store, on_step: OnOwnStep) -> dict[RunConfig, Outcome]:
-    """From the store, or trained now, one after the other; each is kept as soon as it is finished."""
+    """From the store, or trained now, one after the other; each is kept as soon as it is finished.
+
+    A run that ended with an error or diverged is not kept: whoever gives the command again has probably mended
+    something that the file only reads. It has ended early, so that it costs little.
+    """
     there = store.outcomes()
     found: dict[RunConfig, Outcome] = {}
     for number, run in enumerate(wanted):
-        if run.key in there:
+        if run.key in there and not there[run.key].diverged:
             found[run] = there[run.key]
             on_step(run, number, len(wanted), None)
             continue
@@ -161,7 +167,8 @@ def _carry_out(wanted: Sequence[RunConfig], store: Store, on_step: OnOwnStep) ->
         except (NoDefaultRateError, NotApplicableError):
             continue
         found[run] = replace(outcome, details=None)  # the same from the store and from here
-        if not outcome.error:  # an error may be gone the next time
+        if not outcome.error and not outcome.diverged:
+            store.remove([run.key], unless_code="")  # one that had diverged
             store.add({run.key: outcome})
     return found
 

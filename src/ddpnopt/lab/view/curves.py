@@ -48,8 +48,8 @@ def panels(log: RunLog) -> list[CurvePanel]:
             log,
             "fraction",
             "Fraction of the loss asked for",
-            "What a step tries to remove. Small in the first steps; later it falls when batches disagree or when the "
-            "network is strongly curved.",
+            "What a step tries to remove. Small in the first steps; later it falls when samples left out of the batch "
+            "no longer gain, or when the network is strongly curved.",
             {"fraction": "fraction"},
             logarithmic=True,
         ),
