@@ -37,7 +37,9 @@ def draw(result: Standings, stem: Path) -> list[Path]:
         axes[0].set_ylabel("test accuracy (%)")
         made.suptitle(result.task.label, x=0.012, ha="left", fontsize=12.5, fontweight="bold")
         over = f"Mean and range over {result.seeds_in_words}" if result.seeds > 1 else "One seed"
-        text = f"{over}. Cross: a run diverged. Ring: the default setting. Grey: within {MARGIN:g} points of the best."
+        level = "" if all(row.has_rate for row in ours) else " Level line: no learning rate."
+        marks = f"Cross: a run diverged. Ring: the default setting.{level} Grey: within {MARGIN:g} points of the best."
+        text = f"{over}. {marks}"
         made.supxlabel(fill(text, 75 * len(panels)), x=0.012, ha="left", fontsize=8, color=style.SOFT_INK)
         return style.save(made, stem, ("svg",))
 
@@ -66,7 +68,7 @@ def _line(axes: Axes, row: Standing, colour: str) -> None:
     """A method without a learning rate: the same wherever one would be."""
     seeds = row.best.accuracies
     axes.axhspan(min(seeds), max(seeds), color=colour, alpha=0.15, linewidth=0, zorder=4)
-    axes.axhline(row.best.accuracy, color=colour, linewidth=2.6, zorder=4, label=f"{row.method.label}, no rate")
+    axes.axhline(row.best.accuracy, color=colour, linewidth=2.2, zorder=4, label=f"{row.method.label}, no rate")
 
 
 def _curve(axes: Axes, row: Standing, unit: float, colour: str, *, strong: bool) -> None:

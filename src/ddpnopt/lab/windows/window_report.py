@@ -102,6 +102,7 @@ def summary_records(results: Sequence[Standings]) -> list[dict[str, Any]]:
             "window_to": row.window.highest,
             "window_open_ended": row.window.open_ended,
             "own_window_decades": row.own_window.decades,
+            "own_window_open_ended": row.own_window.open_ended,
             "best_accuracy": row.best.accuracy,
             "best_std": row.best.spread,
             "best_lr": row.best.lr if row.has_rate else math.nan,
