@@ -23,6 +23,11 @@ RESULTS = ROOT / "results"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 MARK = re.compile(r"<!--= (?P<name>[^>]*?) -->(?P<shown>.*?)<!--/-->", re.S)
 BASELINES = ("SGD-m", "RMSprop", "Adam", "EKFAC")
+OTHERS = {
+    "sgd-m": "SGD-m", "rmsprop": "RMSprop", "adam": "Adam", "ekfac": "EKFAC", "soap": "SOAP", "muon": "Muon",
+    "schedule-free": "schedule-free AdamW", "prodigy": "Prodigy",
+}  # fmt: skip
+"""The methods of the learning-rate windows that DDPNOpt is compared with."""
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -48,6 +53,7 @@ def figure(name: str) -> str:
         "speed": speed,
         "speed-noise": speed_noise,
         "window": window,
+        "windows": windows_of_others,
         "pinn": pinn,
     }
     if kind not in known:
@@ -134,9 +140,32 @@ def gallery(example: str) -> str:
 
 
 def window(task: str, method: str, column: str) -> str:
-    """`window cifar10-cnn / ddpnopt / best_accuracy`."""
-    [row] = [r for r in rows("lr-window/lr-window.csv") if (r["task"], r["method"]) == (task, method)]
+    """`window digits / soap / best`: the accuracy at its best rate; also default, own window, a number by its column.
+
+    `baseline` stands for the method other than DDPNOpt that is best at its best rate; `window digits / ddpnopt / lead`
+    is that of a method's default over it, `window digits / soap / over default` that of a method over DDPNOpt.
+    """
+    mine = [row for row in rows("lr-window/lr-window.csv") if row["task"] == task]
+    top = max((r for r in mine if r["method"] in OTHERS), key=lambda r: float(r["best_accuracy"]))
+    row = top if method == "baseline" else next(r for r in mine if r["method"] == method)
+    if column in ("best", "default"):
+        shown = f"{float(row[f'{column}_accuracy']):.1f} ± {float(row[f'{column}_std']):.1f}"
+        return f"{shown} ({OTHERS[row['method']]})" if method == "baseline" else shown
+    if column == "own window":
+        return f"{'≥ ' if row['own_window_open_ended'] == 'True' else ''}{float(row['own_window_decades']):.1f}"
+    if column == "over default":
+        [ours] = [r for r in mine if r["method"] == "ddpnopt"]
+        return f"{float(row['best_accuracy']) - float(ours['default_accuracy']):.1f}"
+    if column == "lead":
+        return f"{float(row['default_accuracy']) - float(top['best_accuracy']):+.1f}".replace("-", "−")
     return f"{float(row[column]):.1f}"
+
+
+def windows_of_others(task: str) -> str:
+    """`windows digits`: from the narrowest to the widest own window of the other methods."""
+    found = [float(r["own_window_decades"]) for r in rows("lr-window/lr-window.csv")
+             if r["task"] == task and r["method"] in OTHERS]  # fmt: skip
+    return f"{min(found):.1f} to {max(found):.1f}"
 
 
 def pinn(points: str, problem: str, method: str) -> str:

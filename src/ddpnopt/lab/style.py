@@ -22,6 +22,7 @@ GRID = "#e4e8ec"
 # cannot distinguish red from green (after Paul Tol's "bright" and "muted" schemes).
 COLOURS = {
     "ddpnopt": "#c8381e",
+    "given-lr": "#e9987f",
     "sgd": "#8f98a3",
     "sgd-m": "#4a5562",
     "rmsprop": "#2a9d8f",

@@ -50,18 +50,27 @@ def stored(folder: Path) -> dict[str, str]:
 
 @pytest.mark.usefixtures("small")
 def test_it_writes_tables_and_pictures(tmp_path: Path) -> None:
-    result = run(*TINY, "--methods", "ddpnopt,adam,sgd-m", "--points", "2", "--out", str(tmp_path))
+    arguments = (*TINY, "--methods", "ddpnopt,given-lr,adam,sgd-m", "--points", "2", "--out", str(tmp_path))
+    result = run(*arguments)
     assert result.exit_code == 0, result.output
     for word in ("DDPNOpt", "Adam", "SGD-m", "window", "time"):
         assert word in result.stdout
     assert (tmp_path / "lr-window-digits.svg").stat().st_size > 10_000
     runs = pd.read_csv(tmp_path / "lr-window-runs.csv")
     assert len(runs[~runs.default]) == 6
+    assert list(runs[runs.method == "ddpnopt"].default) == [True]
     summary = pd.read_csv(tmp_path / "lr-window.csv")
-    assert set(summary.method) == {"ddpnopt", "adam", "sgd-m"}
+    assert set(summary.method) == {"ddpnopt", "given-lr", "adam", "sgd-m"}
     page = (tmp_path / "lr-window.md").read_text()
     for word in ("machine", "torch", "command", "| DDPNOpt |"):
         assert word in page.replace("**", "")
+    (tmp_path / STORE).unlink()
+    assert run(*arguments, "--report-only").exit_code == 0
+    assert not (tmp_path / STORE).exists()
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "lr-window-runs.csv"), runs)
+    again = pd.read_csv(tmp_path / "lr-window.csv")
+    pd.testing.assert_frame_equal(again.loc[:, :"runs"], summary.loc[:, :"runs"])
+    assert again.time_ratio.isna().all()
 
 
 @pytest.mark.usefixtures("small")

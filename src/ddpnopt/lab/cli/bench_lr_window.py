@@ -60,7 +60,11 @@ def lr_window(
         bool, typer.Option("--quick", help="One seed, five rates, a tenth of the images: to see that it works.")
     ] = False,
     report_only: Annotated[
-        bool, typer.Option("--report-only", help="Tables and pictures of what the store holds; no training.")
+        bool,
+        typer.Option(
+            "--report-only",
+            help="Tables and pictures of what the store and the folder's own table of runs hold; no training.",
+        ),
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder of the store, tables and pictures.")] = Path("results/lr-window"),
     store: StorePath = None,
@@ -75,18 +79,32 @@ def lr_window(
     wanted = plan(chosen, methods, 1 if quick else seeds, min(points, QUICK_POINTS) if quick else points, _rates(lrs))
     folder = writable_folder(out)
     path = store or folder / STORE
+    stem = "ablations" if ablations else "lr-window"
+    if report_only:
+        _show(chosen, _reported(wanted, path, folder / f"{stem}-runs.csv", chosen), folder, stem)
+        return
     if not path.exists():
-        if report_only:
-            raise ExperimentError(f"there are no results to show: {LR_WINDOW.hint(path)}")
         status_console().print(f"[dim]{LR_WINDOW.hint(path)}", soft_wrap=True, highlight=False)
-    jobs = 0 if report_only else jobs
     if near is not None:
         first = [run for run in wanted if run.seed == 0]
         found = collect_showing_progress(first, path, jobs, data_dir)
         further = promising([run for run in wanted if run.seed], found, near)
         wanted = [*first, *further]
-    outcomes = collect_showing_progress(wanted, path, jobs, data_dir)
-    _show(chosen, outcomes, folder, "ablations" if ablations else "lr-window")
+    _show(chosen, collect_showing_progress(wanted, path, jobs, data_dir), folder, stem)
+
+
+def _reported(
+    wanted: Sequence[RunConfig], path: Path, table: Path, tasks: Sequence[ClassificationTask]
+) -> dict[RunConfig, Outcome]:
+    """What is there without training: the runs of the store, and those of an earlier report that it does not have."""
+    from ddpnopt.lab.windows.kept_runs import kept_runs
+
+    stored = collect_showing_progress(wanted, path, 0) if path.exists() else {}
+    there = {**kept_runs(table, tasks), **stored}
+    found = {run: there[run] for run in wanted if run in there}
+    if not found:
+        raise ExperimentError(f"there are no results to show: {LR_WINDOW.hint(path)}")
+    return found
 
 
 def _show(chosen: Sequence[ClassificationTask], outcomes: dict[RunConfig, Outcome], folder: Path, stem: str) -> None:

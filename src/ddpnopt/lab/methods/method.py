@@ -67,7 +67,7 @@ class Method:
     step_range: tuple[float, float] | None = None
     """With `momenta`: the range of lr / (1 - momentum), the length of a whole step."""
     lowest_decade: float | None = None
-    """The decimal exponent at which its seven decades of learning rates begin; None: not in `bench lr-window`."""
+    """The decimal exponent at which its seven decades of learning rates begin; None: no rate is varied."""
     package: str | None = None
     """What has to be importable."""
     install: str | None = None
@@ -106,11 +106,14 @@ class Method:
         return self.convolutional_lr if self.convolutional_lr and is_convolutional(model) else self.lr
 
     def window_rates(self, points: int = WINDOW_POINTS) -> list[float]:
-        """Seven decades of learning rates: half decades, or fewer points spread evenly over the same range."""
-        if self.lowest_decade is None:
-            raise ExperimentError(f"{self.name} has no range of learning rates")
+        """Seven decades of learning rates: half decades, or fewer points spread evenly over the same range.
+
+        Empty for a method that has only its default.
+        """
         if not 2 <= points <= WINDOW_POINTS:
             raise ExperimentError(f"--points must be between 2 and {WINDOW_POINTS}, not {points}")
+        if self.lowest_decade is None:
+            return []
         chosen = sorted({round(i * (WINDOW_POINTS - 1) / (points - 1)) for i in range(points)})
         return [float(f"{10 ** (self.lowest_decade + i / 2):.3g}") for i in chosen]
 

@@ -60,7 +60,7 @@ KRONECKER = {"refresh": REFRESH, **SKIP}
 OWN_RATE = Timing(lr=None)
 
 TRAINED = (
-    Method("ddpnopt", "DDPNOpt", ddpnopt, lowest_decade=-3, is_ddpnopt=True,
+    Method("ddpnopt", "DDPNOpt", ddpnopt, is_ddpnopt=True,
            timing=Timing("DDPNOpt(model)", None, SKIP, "no-feedback", period=LOOKS, warm_up=EVERY_STEP)),
     Method("sgd", "SGD", from_torch(SGD), 0.2, grid=SGD_GRID),
     Method("sgd-m", "SGD-m", from_torch(SGD, momentum=0.9), 0.03, 0.05, MOMENTUM_GRID, MOMENTA,
@@ -96,19 +96,24 @@ NEWER = (
 """Optimizers that are newer than the paper."""
 
 
-def _ablation(name: str, label: str, **options: Any) -> Method:
-    return Method(name, label, ddpnopt, lowest_decade=-3, options=options, is_ddpnopt=True)
+FIXED_LR = 3.0
+"""The default of version 0.1.0, whose steps all had a given rate."""
 
 
-ABLATED = (
-    _ablation("open-loop", "coupled, open loop", value="batch", closed_loop=False),
-    _ablation("uncoupled", "not coupled", value="outer", terminal="sqrt"),
-    _ablation("sqrt", "coupled, sqrt", value="batch", terminal="sqrt"),
-    _ablation("gn", "coupled, gn", value="batch", terminal="gn"),
-    _ablation("cross-entropy", "coupled, cross_entropy", value="batch", terminal="cross_entropy"),
-    _ablation("sampled", "coupled, sampled", value="batch", terminal="sampled"),
+def _fixed(name: str, label: str, lr: float | None = FIXED_LR, **options: Any) -> Method:
+    return Method(name, label, ddpnopt, lr, lowest_decade=-3, options=options, is_ddpnopt=True)
+
+
+FIXED = (
+    _fixed("given-lr", "DDPNOpt, lr given"),
+    _fixed("open-loop", "coupled, open loop", value="batch", closed_loop=False),
+    _fixed("uncoupled", "not coupled", None, value="outer", terminal="sqrt"),
+    _fixed("sqrt", "coupled, sqrt", value="batch", terminal="sqrt"),
+    _fixed("gn", "coupled, gn", value="batch", terminal="gn"),
+    _fixed("cross-entropy", "coupled, cross_entropy", value="batch", terminal="cross_entropy"),
+    _fixed("sampled", "coupled, sampled", value="batch", terminal="sampled"),
 )
-"""DDPNOpt with one part changed: `ddpnopt bench lr-window --ablations`."""
+"""DDPNOpt with a given rate, and the same with one part changed: `ddpnopt bench lr-window --ablations`."""
 
 
 def _form(name: str, label: str, base: str | None = "no-feedback", period: int = 1, **options: Any) -> Method:
@@ -168,11 +173,11 @@ PEERS = (
 # A second SGD shows how much two measurements of the same thing differ.
 CONTROL = Method("sgd-again", "SGD again", from_torch(SGD))
 
-METHODS: dict[str, Method] = {each.name: each for each in (*TRAINED, *NEWER, *ABLATED, *FORMS, *PEERS, CONTROL)}
+METHODS: dict[str, Method] = {each.name: each for each in (*TRAINED, *NEWER, *FIXED, *FORMS, *PEERS, CONTROL)}
 
 TRAINED_METHODS = tuple(each.name for each in TRAINED)
-WINDOW_METHODS = ("ddpnopt", "sgd-m", "rmsprop", "adam", "ekfac", *(each.name for each in NEWER))
-ABLATIONS = ("ddpnopt", *(each.name for each in ABLATED))
+WINDOW_METHODS = ("ddpnopt", "given-lr", "sgd-m", "rmsprop", "adam", "ekfac", *(each.name for each in NEWER))
+ABLATIONS = tuple(each.name for each in FIXED)
 PEER_METHODS = ("singd", "singd-kfac", "curvlinops-kfac", "backpack-kfac", "soap", "shampoo", "sam")
 
 

@@ -74,12 +74,14 @@ def seeds_of(context: Context, usual: int, quick: int = 2) -> range:
     return range(context.seeds or (quick if context.quick else usual))
 
 
+def setup(task: ClassificationTask) -> str:
+    """Data, network and length of the training."""
+    part = "" if task.n_train is None else f" on {task.n_train:,} of the training images"
+    epochs = f"{task.epochs} epoch{'s' if task.epochs > 1 else ''}"
+    return f"{task.dataset}, {task.network}{part}: {epochs} of batches of {task.batch_size}"
+
+
 def how_run(context: Context, task: ClassificationTask, seeds: int) -> str:
     """The set-up in one line, for the notes."""
-    part = "" if task.n_train is None else f" on {task.n_train:,} of the training images"
     quick = " Shortened by --quick: the numbers only show that it works." if context.quick else ""
-    epochs = f"{task.epochs} epoch{'s' if task.epochs > 1 else ''}"
-    return (
-        f"{task.dataset}, {task.network}{part}: {epochs} of batches of {task.batch_size}, "
-        f"{seeds} seed{'s' if seeds > 1 else ''}.{quick}"
-    )
+    return f"{setup(task)}, {seeds} seed{'s' if seeds > 1 else ''}.{quick}"

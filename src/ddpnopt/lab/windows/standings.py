@@ -65,6 +65,11 @@ class Window:
     def none(cls) -> Window:
         return cls(0.0, math.nan, math.nan, False)
 
+    @classmethod
+    def everything(cls) -> Window:
+        """Of a method without a rate: there is none to miss."""
+        return cls(math.inf, math.nan, math.nan, False)
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -72,6 +77,7 @@ class Standing:
 
     method: Method
     points: tuple[Point, ...]
+    """One for each rate; of a method without a rate the default alone."""
     default: Point | None
     window: Window
     """Within two points of the best of all methods."""
@@ -85,6 +91,10 @@ class Standing:
     cpu_ratio: float
     default_time_ratio: float
     """The same at its default setting."""
+
+    @property
+    def has_rate(self) -> bool:
+        return self.method.lowest_decade is not None
 
     @property
     def diverged(self) -> int:
@@ -150,9 +160,17 @@ def window(points: Sequence[Point], floor: float) -> Window:
     return best
 
 
+def _window(method: Method, points: Sequence[Point], floor: float) -> Window:
+    if method.lowest_decade is None:
+        return Window.everything() if points[0].accuracy >= floor else Window.none()
+    return window(points, floor)
+
+
 def time_to(curve: Curve, target: float, clock: Callable[[Curve], list[float]]) -> float:
     """When the loss first came down to `target`, interpolated between the samples; infinite if it never did."""
     times = clock(curve)
+    if len(times) < 2:  # a run of which only the end is kept
+        return math.inf
     for i, loss in enumerate(curve.losses):
         if loss <= target:
             if i == 0:
@@ -206,7 +224,9 @@ def standings(task: ClassificationTask, outcomes: Mapping[RunConfig, Outcome]) -
         made = {rate: _point(found, task) for rate, found in by_rate.items()}
         if None in made:
             defaults[name] = made.pop(None)
-        if made:
+        if METHODS[name].lowest_decade is None and name in defaults:
+            swept[name] = (defaults[name],)
+        elif made:
             swept[name] = tuple(sorted(made.values(), key=lambda point: point.lr))
     if not swept:
         return None
@@ -215,7 +235,9 @@ def standings(task: ClassificationTask, outcomes: Mapping[RunConfig, Outcome]) -
     # If there are only forms of DDPNOpt, the best of them is the reference.
     baselines = [name for name in swept if not METHODS[name].is_ddpnopt] or list(swept)
     reference = max(baselines, key=lambda name: bests[name].accuracy)
-    reached = [loss_at(o, TARGET_SHARE) for o in bests[reference].outcomes if not o.diverged]
+    reached = [
+        loss_at(o, TARGET_SHARE) for o in bests[reference].outcomes if len(o.curve.losses) > 1 and not o.diverged
+    ]
     target = fmean(reached) if reached else math.nan
     waits = {name: _seconds(point, target) for name, point in bests.items()}
     fastest = min(baselines, key=lambda name: waits[name])
@@ -225,19 +247,24 @@ def standings(task: ClassificationTask, outcomes: Mapping[RunConfig, Outcome]) -
             METHODS[name],
             points,
             defaults.get(name),
-            window(points, top - MARGIN),
-            window(points, bests[name].accuracy - MARGIN),
+            _window(METHODS[name], points, top - MARGIN),
+            _window(METHODS[name], points, bests[name].accuracy - MARGIN),
             bests[name],
             waits[name],
             _ratio(bests[name], unit, target, wall),
             _ratio(bests[name], unit, target, cpu),
             _ratio(defaults.get(name), unit, target, wall),
         )
-        for name, points in sorted(swept.items(), key=lambda item: not METHODS[item[0]].is_ddpnopt)
+        for name, points in sorted(swept.items(), key=lambda item: _place(METHODS[item[0]]))
     )
     seeds = [len(point.outcomes) for points in swept.values() for point in points]
     labels = METHODS[reference].label, METHODS[fastest].label
     return Standings(task, rows, top, target, *labels, max(seeds), min(seeds))
+
+
+def _place(method: Method) -> tuple[bool, bool]:
+    """DDPNOpt comes first, and of its forms the one without a rate."""
+    return not method.is_ddpnopt, method.lowest_decade is not None
 
 
 def _point(found: list[tuple[int, Outcome]], task: ClassificationTask) -> Point:

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
 from ddpnopt.lab import style
+from ddpnopt.lab.methods.registry import ABLATIONS
 from ddpnopt.lab.windows.standings import MARGIN, Standing, Standings
 
 CLASSICAL = ("sgd-m", "rmsprop", "adam", "ekfac")
@@ -36,7 +37,9 @@ def draw(result: Standings, stem: Path) -> list[Path]:
         axes[0].set_ylabel("test accuracy (%)")
         made.suptitle(result.task.label, x=0.012, ha="left", fontsize=12.5, fontweight="bold")
         over = f"Mean and range over {result.seeds_in_words}" if result.seeds > 1 else "One seed"
-        text = f"{over}. Cross: a run diverged. Ring: the default setting. Grey: within {MARGIN:g} points of the best."
+        level = "" if all(row.has_rate for row in ours) else " Level line: no learning rate."
+        marks = f"Cross: a run diverged. Ring: the default setting.{level} Grey: within {MARGIN:g} points of the best."
+        text = f"{over}. {marks}"
         made.supxlabel(fill(text, 75 * len(panels)), x=0.012, ha="left", fontsize=8, color=style.SOFT_INK)
         return style.save(made, stem, ("svg",))
 
@@ -46,7 +49,12 @@ def _panel(axes: Axes, rows: list[Standing], result: Standings, *, relative: boo
     if relative:
         axes.axvline(1, color="#c3cad1", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
     for position, row in enumerate(rows):
-        _curve(axes, row, _unit(row) if relative else 1.0, position)
+        colour = style.colour(row.method.name, position)
+        if not row.has_rate:
+            _line(axes, row, colour)
+            continue
+        strong = not relative and row.method.name == ABLATIONS[0]
+        _curve(axes, row, _unit(row) if relative else 1.0, colour, strong=strong)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(10, numticks=20))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -56,10 +64,14 @@ def _panel(axes: Axes, rows: list[Standing], result: Standings, *, relative: boo
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, handlelength=1.4, fontsize=8.5)
 
 
-def _curve(axes: Axes, row: Standing, unit: float, position: int) -> None:
-    name = row.method.name
-    strong = name == "ddpnopt"
-    colour = style.colour(name, position)
+def _line(axes: Axes, row: Standing, colour: str) -> None:
+    """A method without a learning rate: the same wherever one would be."""
+    seeds = row.best.accuracies
+    axes.axhspan(min(seeds), max(seeds), color=colour, alpha=0.15, linewidth=0, zorder=4)
+    axes.axhline(row.best.accuracy, color=colour, linewidth=2.2, zorder=4, label=f"{row.method.label}, no rate")
+
+
+def _curve(axes: Axes, row: Standing, unit: float, colour: str, *, strong: bool) -> None:
     order = 4 if strong else 3
     rates = [point.lr / unit for point in row.points]
     low = [min(point.accuracies) for point in row.points]
