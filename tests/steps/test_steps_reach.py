@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
 from ddpnopt.ddp.step_length import GROWTH, REACH
+from ddpnopt.linear.layer import spectral_norm as of_update
 
 
 def plain(depth: int, width: int, activation: type[nn.Module]) -> nn.Sequential:
@@ -57,6 +58,25 @@ def test_weights_stay_bounded_where_gradients_vanish() -> None:
     model = plain(15, 16, nn.Sigmoid)
     losses_of(model, batches(60))
     assert max(float(p.detach().abs().max()) for p in model.parameters()) < 10  # without a limit: hundreds
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e15])
+def test_the_norm_of_a_change_is_found_at_any_scale(scale: float) -> None:
+    """Where it was lost, a step of any size was within the limit."""
+    torch.manual_seed(0)
+    change = torch.randn(40, 30, dtype=torch.float32)
+    assert 0.8 <= of_update(scale * change) / (scale * spectral_norm(change)) <= 1.001  # from below
+
+
+@pytest.mark.parametrize("last", [nn.Sigmoid(), nn.Softmax(1)], ids=["sigmoid", "softmax"])
+def test_outputs_that_cannot_reach_the_targets_do_not_make_the_weights_grow_for_ever(last: nn.Module) -> None:
+    """Cross-entropy of probabilities: its least value is far above zero, and all gradients vanish there."""
+    torch.set_default_dtype(torch.float32)
+    model = plain(2, 10, nn.Tanh).append(last)
+    examples = [(x.float(), y) for x, y in batches(20)] * 20
+    losses = losses_of(model, [(x[:8], y[:8]) for x, y in examples])
+    assert sum(losses[-20:]) / 20 < 0.8  # at least 0.551, and log 3 = 1.10 at chance
+    assert max(float(p.detach().abs().max()) for p in model.parameters()) < 1e4
 
 
 def test_a_layer_that_starts_at_zero_leaves_it_as_fast_as_others_move() -> None:

@@ -29,8 +29,8 @@ class Loss:
     of_probabilities: bool = False  # whether the outputs are probabilities, not logits
     soft: bool = False  # of the binary form: whether targets lie between 0 and 1
     certain: bool = True  # False where the form or the scale is a guess
-    # outputs, losses and their sum
-    _last: list[tuple[Tensor, Tensor, float]] = field(default_factory=list, compare=False, repr=False)
+    # outputs, losses and, where it was asked for, their sum
+    _last: list[tuple[Tensor, Tensor, float | None]] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -38,17 +38,18 @@ class Loss:
 
     def per_sample(self, z: Tensor) -> Tensor:
         """The contribution of each sample to the batch loss, above its minimum: (B,); not computed twice in a row."""
-        return self._at(z)[1]
+        if not self._last or self._last[0][0] is not z:
+            self._last[:] = [(z, self._per_sample(z), None)]
+        return self._last[0][1]
 
     def total(self, z: Tensor) -> float:
         """The batch loss, above its minimum."""
-        return self._at(z)[2]
-
-    def _at(self, z: Tensor) -> tuple[Tensor, Tensor, float]:
-        if not self._last or self._last[0][0] is not z:
-            losses = self._per_sample(z)
-            self._last[:] = [(z, losses, _sum(losses))]
-        return self._last[0]
+        losses = self.per_sample(z)
+        known = self._last[0][2]
+        if known is None:  # `per_sample` alone works on outputs without a value, too (torch.func.vmap)
+            known = _sum(losses)
+            self._last[:] = [(z, losses, known)]
+        return known
 
     def _per_sample(self, z: Tensor) -> Tensor:
         if self.temperature != 1.0:

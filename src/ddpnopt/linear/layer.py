@@ -228,8 +228,9 @@ def spectral_norm(a: Tensor, rounds: int = 4) -> float:
     a = a if a.dtype.itemsize >= 4 else a.float()
     v = a[int(torch.linalg.vector_norm(a, dim=1).argmax())].conj()
     for _ in range(rounds):
-        v = a.mH @ (a @ (v / torch.linalg.vector_norm(v)))
-    return float(torch.linalg.vector_norm(v)) ** 0.5
+        u = a @ (v / torch.linalg.vector_norm(v))
+        v = a.mH @ (u / torch.linalg.vector_norm(u))  # of the size of a: its square may be too large for a number
+    return float(torch.linalg.vector_norm(v))
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:

@@ -150,7 +150,7 @@ def train(
     lr = float(optimizer.param_groups[0]["lr"])
     record, error = TrainingRecord(), ""
     watch = UpdateNorms(model) if getattr(config.task, "measure_updates", False) else None
-    report, early = getattr(optimizer, "report", None), 0
+    report, early = optimizer.report if isinstance(optimizer, DDPNOpt) else None, 0
 
     def observe(progress: Progress) -> None:
         nonlocal early
