@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ddpnopt import DDPNOpt
+from ddpnopt._collect import one_recording
+
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Loss = Callable[[nn.Module], Tensor]
 
@@ -170,3 +173,24 @@ def outer_step(model: nn.Module, loss: Loss, lr: float, *, chain: bool) -> None:
         loss(model)
     for handle in handles:
         handle.remove()
+
+
+def check_sample_gradients(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    """The recorded gradient of each sample is that of autograd, parameter by parameter."""
+    parameters = list(model.parameters())
+    each = F.cross_entropy(model(x), y, reduction="none") / len(x)
+    wanted = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in each]
+    opt = DDPNOpt(model)
+    F.cross_entropy(model(x), y).backward()
+    with torch.no_grad():
+        recording, _ = one_recording(opt)
+    assert recording is not None
+    for i, expected in enumerate(wanted):
+        found = {p: torch.zeros_like(p) for p in parameters}
+        for record in recording.layers:
+            assert record.p_h is not None
+            parts = record.layer.grad(record.x[i : i + 1], record.p_h[i : i + 1])
+            for p, part in zip(record.parameters, parts, strict=True):
+                found[p] += part
+        for p, g in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(found[p], g, rtol=1e-9, atol=1e-9)

@@ -6,11 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
+from optimizer_networks import check_sample_gradients
 from torch import Tensor, nn
-
-from ddpnopt import DDPNOpt
-from ddpnopt._collect import one_recording
 
 B = 5
 
@@ -106,24 +103,6 @@ def test_the_gradient_of_each_sample_is_that_of_autograd(name: str) -> None:
     torch.set_default_dtype(torch.float64)
     make, inputs = MODELS[name]
     model, x = make(), inputs()
-    parameters = list(model.parameters())
-    for p in parameters:
+    for p in model.parameters():
         p.data += 0.1 * torch.randn_like(p)  # no symmetry
-    y = torch.arange(B) % 3
-    each = F.cross_entropy(model(x), y, reduction="none") / B
-    wanted = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in each]
-
-    opt = DDPNOpt(model)
-    F.cross_entropy(model(x), y).backward()
-    with torch.no_grad():
-        recording, _ = one_recording(opt)
-    assert recording is not None
-    for i, expected in enumerate(wanted):
-        found = {p: torch.zeros_like(p) for p in parameters}
-        for record in recording.layers:
-            assert record.p_h is not None
-            parts = record.layer.grad(record.x[i : i + 1], record.p_h[i : i + 1])
-            for p, part in zip(record.parameters, parts, strict=True):
-                found[p] += part
-        for p, g in zip(parameters, expected, strict=True):
-            torch.testing.assert_close(found[p], g, rtol=1e-9, atol=1e-9)
+    check_sample_gradients(model, x, torch.arange(B) % 3)

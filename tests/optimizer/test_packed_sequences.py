@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fused_networks import PAIRS, N, Recurs, core, sequences
+from optimizer_networks import check_sample_gradients
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from ddpnopt import DDPNOpt
-from ddpnopt._collect import one_recording
 from ddpnopt.trace.fused import Interception
 from ddpnopt.trace.model_layers import fuse
 
@@ -77,23 +77,7 @@ def test_the_pieces_compute_what_the_module_computes(kind: Any, options: dict[st
 def test_the_gradient_of_each_sample_is_that_of_autograd(kind: str, directions: int) -> None:
     model = Packed(kind, 2, directions)
     x, y = sequences()
-    parameters = list(model.parameters())
-    each = F.cross_entropy(model(x), y, reduction="none") / len(x)
-    wanted = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in each]
-    opt = DDPNOpt(model)
-    F.cross_entropy(model(x), y).backward()
-    with torch.no_grad():
-        recording, _ = one_recording(opt)
-    assert recording is not None
-    for i, expected in enumerate(wanted):
-        found = {p: torch.zeros_like(p) for p in parameters}
-        for record in recording.layers:
-            assert record.p_h is not None
-            parts = record.layer.grad(record.x[i : i + 1], record.p_h[i : i + 1])
-            for p, part in zip(record.parameters, parts, strict=True):
-                found[p] += part
-        for p, g in zip(parameters, expected, strict=True):
-            torch.testing.assert_close(found[p], g, **tight)
+    check_sample_gradients(model, x, y)
 
 
 @pytest.mark.parametrize("pair", ["LSTM, deep", "GRU", "RNN, deep"])
