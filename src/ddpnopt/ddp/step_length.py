@@ -51,7 +51,7 @@ FELT = 0.5  # of the curvature by the slope after a step: a lower bound of kappa
 RESOLUTION = 1e-6  # relative changes of the loss below this are rounding errors
 TESTED = 1e-5  # least decrease, relative to the loss, of a step at which the order of its error can be told
 DOUBTED = 4.0  # times kappa at the start, or at the last test: from there on it is tested whether it is a curvature
-PROBE = 8.0  # times a step that the curvature has bounded: now and then a step so long is tried
+PROBE = 4.0  # times a step that the curvature has bounded: now and then a step so long is tried
 AGAIN = 50  # steps after which it is tested again if it was none
 
 
