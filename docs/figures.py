@@ -1,7 +1,8 @@
 """Every measured figure of README and docs, taken from a file under `results/`.
 
-A figure in a page is marked, `<!--= suite ddpnopt ahead -->9<!--/-->`: the words say where it comes from. After new
-measurements
+A figure in a page is marked, `<!--= suite ddpnopt ahead -->9<!--/-->`: the words say where it comes from. `cell` reads
+any table, `<!--= cell baselines/damping.csv / 30 & 12 / accuracy -->`, and `constant` the source of the package. After
+new measurements
 
     python docs/figures.py
 
@@ -10,6 +11,7 @@ writes the new figures into the pages; a test fails where a page and the results
 
 from __future__ import annotations
 
+import ast
 import csv
 import re
 import sys
@@ -28,6 +30,9 @@ OTHERS = {
     "schedule-free": "schedule-free AdamW", "prodigy": "Prodigy",
 }  # fmt: skip
 """The methods of the learning-rate windows that DDPNOpt is compared with."""
+SETTLED = 50
+"""Steps at the start of a run in which repetitions are not counted."""
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -41,9 +46,16 @@ def figure(name: str) -> str:
     """The text that belongs at a mark."""
     kind, _, rest = name.partition(" ")
     known = {
+        "cell": cell,
+        "range": cells,
+        "constant": constant,
+        "repeats": repeats,
         "suite": suite,
         "sealed": partial(suite, path="suite/sealed.csv"),
         "sealed-again": partial(suite, path="suite/sealed-again.csv"),
+        "first-set": partial(suite, path="suite/first-set.csv"),
+        "second-set": partial(suite, path="suite/second-set.csv"),
+        "second-set-again": partial(suite, path="suite/second-set-again.csv"),
         "first-look": partial(suite, path="suite/first-look.csv"),
         "first-steps": first_steps,
         "trouble": trouble,
@@ -59,6 +71,105 @@ def figure(name: str) -> str:
     if kind not in known:
         raise KeyError(f"no figure {name!r}; kinds: {', '.join(known)}")
     return known[kind](*rest.split(" / "))
+
+
+@cache
+def tables(path: str) -> list[tuple[list[str], list[list[str]]]]:
+    """The tables of a CSV or Markdown file, headings and rows; `file.md#heading` are those below a heading."""
+    file, _, heading = path.partition("#")
+    text = (RESULTS / file).read_text(encoding="utf-8")
+    if file.endswith(".csv"):
+        head, *lines = csv.reader(text.splitlines())
+        return [(head, lines)]
+    if heading:
+        text = re.split(r"^#+ ", text.split(f"# {heading}\n", 1)[1], maxsplit=1, flags=re.M)[0]
+    found = []
+    for block in re.findall(r"(?:^\|.*\|\n?)+", text, flags=re.M):
+        cut = [[part.strip(" *") for part in line.strip("| ").split("|")] for line in block.splitlines()]
+        found.append((cut[0], cut[2:]))
+    return found
+
+
+def cell(path: str, row: str, column: str, form: str = "") -> str:
+    """`cell table3/control.csv / DIGITS / E-MSA / mean 1`: a row by its first columns, joined by ` & `, and a column.
+
+    The last part rounds to so many decimals and takes the number before the ±, `mean`; all before a bracket, `plain`;
+    or the number in the bracket, `bracket`, which is the paper's in most tables. `percent` is a hundred times as much.
+    """
+    keys = row.split(" & ")
+    found = [
+        line[head.index(column)]
+        for head, lines in tables(path)
+        if column in head
+        for line in lines
+        if line[: len(keys)] == keys
+    ]
+    if len(found) != 1:
+        raise KeyError(f"{len(found)} cells {row!r}, {column!r} in {path}")
+    return shown(found[0], form)
+
+
+def shown(text: str, form: str) -> str:
+    """A cell, or the part of it that is asked for, rounded."""
+    *parts, digits = form.split() if form[-1:].isdigit() else [*form.split(), ""]
+    if "bracket" in parts:
+        text = text.partition("(")[2].partition(")")[0]
+    if "plain" in parts or "mean" in parts:
+        text = text.partition(" (")[0]
+    if "mean" in parts:
+        text = text.partition(" ±")[0]
+    if not digits:
+        return text
+    scale = 100 if "percent" in parts else 1
+    return NUMBER.sub(lambda number: f"{scale * float(number[0]):.{int(digits)}f}", text)
+
+
+def cells(path: str, names: str, column: str, form: str = "") -> str:
+    """`range speed/speed.csv / cnn & 128 & singd | cnn & 128 & sam / time_ratio / 2`: from the least to the largest."""
+    found = sorted((cell(path, row, column, form) for row in names.split(" | ")), key=float)
+    return f"{found[0]} to {found[-1]}" if found[0] != found[-1] else found[0]
+
+
+def constant(name: str, form: str = "") -> str:
+    """`constant step_length.REACH`: a number of the source; `percent` is a hundred times as much."""
+    module, _, variable = name.rpartition(".")
+    found = {
+        node.value
+        for path in (ROOT / "src").rglob(f"{module}.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [variable]
+    }
+    if len(found) != 1:
+        raise KeyError(f"{len(found)} constants {name!r}")
+    value = eval(compile(ast.Expression(found.pop()), name, "eval"), {"__builtins__": {}})
+    values = value if isinstance(value, tuple) else (value,)
+    return ", ".join(_number(100 * each if form == "percent" else each) for each in values)
+
+
+def _number(value: float) -> str:
+    if value >= 2**15 and value.bit_count() == 1:
+        return f"2^{value.bit_length() - 1}"
+    return re.sub(r"e-0?", "e-", f"{value:g}")
+
+
+def repeats(file: str, what: str) -> str:
+    """`repeats suite/sealed-again-runs.csv / most`: the largest share of a run's steps after fifty, in percent.
+
+    Also `most task`, the name of that task, `undone`, the number of all steps that were given up, and `undone tasks`.
+    """
+    runs = rows(file)
+    shares = {row["task"]: 0.0 for row in runs}
+    for row in runs:
+        shares[row["task"]] = max(shares[row["task"]], int(row["repeated"]) / (int(row["steps"]) - SETTLED))
+    most = max(shares, key=lambda task: shares[task])
+    given_up = [row for row in runs if int(row["undone"])]
+    found = {
+        "most": f"{100 * shares[most]:.1f}",
+        "most task": f"`{most}`",
+        "undone": str(sum(int(row["undone"]) for row in given_up)),
+        "undone tasks": ", ".join(sorted({f"`{row['task']}`" for row in given_up})) or "none",
+    }
+    return found[what]
 
 
 def suite(method: str, what: str = "", *, path: str = "suite/suite.csv") -> str:
