@@ -50,6 +50,7 @@ def figure(name: str) -> str:
         "range": cells,
         "constant": constant,
         "repeats": repeats,
+        "tasks": lambda _: str(len({row["task"] for path in ("suite", "sealed") for row in rows(f"suite/{path}.csv")})),
         "suite": suite,
         "sealed": partial(suite, path="suite/sealed.csv"),
         "sealed-again": partial(suite, path="suite/sealed-again.csv"),
