@@ -48,7 +48,9 @@ def figure(name: str) -> str:
     known = {
         "cell": cell,
         "range": cells,
+        "ratio": ratio,
         "constant": constant,
+        "readings": readings,
         "repeats": repeats,
         "tasks": lambda _: str(len({row["task"] for path in ("suite", "sealed") for row in rows(f"suite/{path}.csv")})),
         "suite": suite,
@@ -86,7 +88,7 @@ def tables(path: str) -> list[tuple[list[str], list[list[str]]]]:
         text = re.split(r"^#+ ", text.split(f"# {heading}\n", 1)[1], maxsplit=1, flags=re.M)[0]
     found = []
     for block in re.findall(r"(?:^\|.*\|\n?)+", text, flags=re.M):
-        cut = [[part.strip(" *") for part in line.strip("| ").split("|")] for line in block.splitlines()]
+        cut = [[part.strip(" *") for part in line.strip()[1:-1].split("|")] for line in block.splitlines()]
         found.append((cut[0], cut[2:]))
     return found
 
@@ -131,6 +133,11 @@ def cells(path: str, names: str, column: str, form: str = "") -> str:
     return f"{found[0]} to {found[-1]}" if found[0] != found[-1] else found[0]
 
 
+def ratio(path: str, row: str, other: str, column: str, digits: str) -> str:
+    """`ratio speed/speed.csv / cnn & 128 & soap / cnn & 128 & sgd / milliseconds / 2`: a row over another one."""
+    return f"{float(cell(path, row, column)) / float(cell(path, other, column)):.{int(digits)}f}"
+
+
 def constant(name: str, form: str = "") -> str:
     """`constant step_length.REACH`: a number of the source; `percent` is a hundred times as much."""
     module, _, variable = name.rpartition(".")
@@ -151,6 +158,17 @@ def _number(value: float) -> str:
     if value >= 2**15 and value.bit_count() == 1:
         return f"2^{value.bit_length() - 1}"
     return re.sub(r"e-0?", "e-", f"{value:g}")
+
+
+def readings(what: str, reading: str) -> str:
+    """`readings distance / H/B^2, guard`: the mean over the curvatures; `readings fig-grid / …`: how many claims hold,
+    do not hold, and are open."""
+    if what == "distance":
+        found = [float(row["distance"]) for row in rows("fig-grid/readings.csv") if row["V_xx"] == reading]
+        return f"{fmean(found):.2f}"
+    mine = [row for row in rows(f"{what}/readings.csv") if row["V_xx"] == reading]
+    verdicts = [part for row in mine for value in row.values() if value for part in value.split(", ")]
+    return ", ".join(str(verdicts.count(verdict)) for verdict in ("holds", "does not hold", "open"))
 
 
 def repeats(file: str, what: str) -> str:
