@@ -22,7 +22,7 @@ from statistics import fmean, median
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "submissions" / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 MARK = re.compile(r"<!--= (?P<name>[^>]*?) -->(?P<shown>.*?)<!--/-->", re.S)
 BASELINES = ("SGD-m", "RMSprop", "Adam", "EKFAC")
 OTHERS = {
@@ -63,6 +63,7 @@ def figure(name: str) -> str:
         "first-steps": first_steps,
         "trouble": trouble,
         "gallery": gallery,
+        "table3-gap": table3_gap,
         "accuracy": accuracy,
         "grid": grid,
         "speed": speed,
@@ -141,17 +142,25 @@ def ratio(path: str, row: str, other: str, column: str, digits: str) -> str:
 def constant(name: str, form: str = "") -> str:
     """`constant step_length.REACH`: a number of the source; `percent` is a hundred times as much."""
     module, _, variable = name.rpartition(".")
-    found = {
-        node.value
+    found = [
+        value
         for path in (ROOT / "src").rglob(f"{module}.py")
         for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [variable]
-    }
+        if isinstance(node, ast.Assign)
+        for target, value in _assigned(node.targets[0], node.value)
+        if target == variable
+    ]
     if len(found) != 1:
         raise KeyError(f"{len(found)} constants {name!r}")
-    value = eval(compile(ast.Expression(found.pop()), name, "eval"), {"__builtins__": {}})
+    value = eval(compile(ast.Expression(found[0]), name, "eval"), {"__builtins__": {}})
     values = value if isinstance(value, tuple) else (value,)
     return ", ".join(_number(100 * each if form == "percent" else each) for each in values)
+
+
+def _assigned(target: ast.expr, value: ast.expr) -> list[tuple[str, ast.expr]]:
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        return [(ast.unparse(name), each) for name, each in zip(target.elts, value.elts, strict=True)]
+    return [(ast.unparse(target), value)]
 
 
 def _number(value: float) -> str:
@@ -231,6 +240,12 @@ def accuracy(data_set: str, column: str) -> str:
     return _spread(row[column])
 
 
+def table3_gap(data_set: str) -> str:
+    """`table3-gap WINE`: how far the baselines' accuracies are from the paper's, at most, in points."""
+    texts = [cell("table3/accuracy.csv", data_set, name) for name in BASELINES]
+    return f"{max(abs(float(shown(text, 'mean')) - float(shown(text, 'bracket'))) for text in texts):.1f}"
+
+
 def grid(rate: str, column: str) -> str:
     """`grid 0.4 / SGD`: the mean training loss of the paper's grid on DIGITS, without the paper's own figure."""
     [row] = [row for row in rows("fig-grid/loss-sgd.csv") if row["learning rate"] == rate]
@@ -299,7 +314,13 @@ def windows_of_others(task: str) -> str:
 
 
 def pinn(points: str, problem: str, method: str) -> str:
-    """`pinn fixed / poisson / Adam`: the relative error at the end."""
+    """`pinn fixed / poisson / Adam`: the relative error at the end.
+
+    With `time` for the method, the time of a step of DDPNOpt as a multiple of Adam's.
+    """
+    if method == "time":
+        steps = {r["method"].split()[0]: int(r["steps"]) for r in rows(f"pinn/{points}.csv") if r["problem"] == problem}
+        return f"{steps['Adam'] / steps['DDPNOpt']:.1f}"
     [row] = [r for r in rows(f"pinn/{points}.csv") if (r["problem"], r["method"].split()[0]) == (problem, method)]
     return f"{float(row['error']):.1e}"
 
@@ -315,6 +336,17 @@ def marks(page: Path) -> Iterator[tuple[str, str, str]]:
         yield mark["name"], mark["shown"], figure(mark["name"])
 
 
+def lost(page: Path) -> list[str]:
+    """The marks of a page whose figure the results do not have, or no longer."""
+    found = []
+    for mark in MARK.finditer(page.read_text(encoding="utf-8")):
+        try:
+            figure(mark["name"])
+        except (KeyError, ValueError, StopIteration, OSError) as error:
+            found.append(f"{mark['name']}: {error!r}")
+    return found
+
+
 def renew(page: Path) -> bool:
     """Write the figures of today into a page; whether it has changed."""
     before = page.read_text(encoding="utf-8")
@@ -324,7 +356,20 @@ def renew(page: Path) -> bool:
     return after != before
 
 
+def main() -> int:
+    """All pages, but for those with a mark that leads nowhere, which are named."""
+    changed, wrong = [], {}
+    for page in PAGES:
+        name = str(page.relative_to(ROOT))
+        if missing := lost(page):
+            wrong[name] = missing
+        elif renew(page):
+            changed.append(name)
+    print(*changed or ([] if wrong else ["all figures are those of results/"]), sep="\n")
+    for name, missing in wrong.items():
+        print(f"{name} is left as it is:", *missing, sep="\n  ", file=sys.stderr)
+    return 1 if wrong else 0
+
+
 if __name__ == "__main__":
-    changed = [page for page in PAGES if renew(page)]
-    print(*(page.relative_to(ROOT) for page in changed) if changed else ["all figures are those of results/"], sep="\n")
-    sys.exit(0)
+    sys.exit(main())
