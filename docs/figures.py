@@ -30,8 +30,6 @@ OTHERS = {
     "schedule-free": "schedule-free AdamW", "prodigy": "Prodigy",
 }  # fmt: skip
 """The methods of the learning-rate windows that DDPNOpt is compared with."""
-SETTLED = 50
-"""Steps at the start of a run in which repetitions are not counted."""
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -51,7 +49,6 @@ def figure(name: str) -> str:
         "ratio": ratio,
         "constant": constant,
         "readings": readings,
-        "repeats": repeats,
         "tasks": lambda _: str(len({row["task"] for path in ("suite", "sealed") for row in rows(f"suite/{path}.csv")})),
         "suite": suite,
         "sealed": partial(suite, path="suite/sealed.csv"),
@@ -180,28 +177,11 @@ def readings(what: str, reading: str) -> str:
     return ", ".join(str(verdicts.count(verdict)) for verdict in ("holds", "does not hold", "open"))
 
 
-def repeats(file: str, what: str) -> str:
-    """`repeats suite/sealed-again-runs.csv / most`: the largest share of a run's steps after fifty, in percent.
-
-    Also `most task`, the name of that task, `undone`, the number of all steps that were given up, and `undone tasks`.
-    """
-    runs = rows(file)
-    shares = {row["task"]: 0.0 for row in runs}
-    for row in runs:
-        shares[row["task"]] = max(shares[row["task"]], int(row["repeated"]) / (int(row["steps"]) - SETTLED))
-    most = max(shares, key=lambda task: shares[task])
-    given_up = [row for row in runs if int(row["undone"])]
-    found = {
-        "most": f"{100 * shares[most]:.1f}",
-        "most task": f"`{most}`",
-        "undone": str(sum(int(row["undone"]) for row in given_up)),
-        "undone tasks": ", ".join(sorted({f"`{row['task']}`" for row in given_up})) or "none",
-    }
-    return found[what]
-
-
 def suite(method: str, what: str = "", *, path: str = "suite/suite.csv") -> str:
     """`suite ddpnopt ahead`: on how many tasks; also not behind, tasks, seeds, reached, time, best, rank, names ahead.
+
+    `repeated` is the largest share of a run's steps that were made again, in percent, and `undone` how many were given
+    up in all; `most repeated` and `names undone` are the tasks.
 
     `sealed ddpnopt ahead` is about the fourth set, `first-look ddpnopt ahead` about the third when it was still sealed.
     """
@@ -223,7 +203,21 @@ def suite(method: str, what: str = "", *, path: str = "suite/suite.csv") -> str:
         "rank": f"{fmean(float(row['rank']) for row in mine):.2f}",
         **{f"names {verdict}": _names(mine, verdict) for verdict in counts},
     }
-    return str(found[what])
+    return _repetitions(mine, what) if what not in found else str(found[what])
+
+
+def _repetitions(mine: list[dict[str, str]], what: str) -> str:
+    """Of tables that count them: older ones do not."""
+    known = [row for row in mine if row.get("repeated", "") not in ("", "nan")]
+    most = max(known, key=lambda row: float(row["repeated"]))
+    given_up = [row for row in known if float(row["undone"])]
+    found = {
+        "repeated": f"{100 * float(most['repeated']):.1f}",
+        "most repeated": f"`{most['task']}`",
+        "undone": str(sum(int(float(row["undone"])) for row in given_up)),
+        "names undone": ", ".join(f"`{row['task']}`" for row in given_up) or "none",
+    }
+    return found[what]
 
 
 def _names(mine: list[dict[str, str]], verdict: str) -> str:
