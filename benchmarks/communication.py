@@ -126,8 +126,8 @@ def loopback() -> int:
     return 0
 
 
-def stepper(form: str, b: int) -> tuple[SlowGroup, Callable[[int], None]]:
-    """The group whose messages are counted, and a function that takes a step on the batch of a number."""
+def stepper(form: str, b: int) -> tuple[DDPNOpt, SlowGroup, Callable[[int], None]]:
+    """The optimizer, the group whose messages are counted, and a step on the batch of a number."""
     torch.manual_seed(0)
     rank, size = dist.get_rank(), dist.get_world_size()
     model = nn.Sequential(*[m for n, k in pairwise(WIDTHS) for m in (nn.Linear(n, k), nn.Tanh())][:-1])
@@ -143,32 +143,40 @@ def stepper(form: str, b: int) -> tuple[SlowGroup, Callable[[int], None]]:
 
     for number in range(EVERY_STEP + REFRESH if form.endswith("later") else 1):
         step(-1 - number)
-    return group, step
+    return opt, group, step
 
 
 def count(form: str, b: int, steps: int) -> dict[str, object]:
-    """Of one process and step, on average."""
+    """Of one process and step, on average over steps whose first sweep was accepted."""
     size = dist.get_world_size()
-    group, step = stepper(form, b)
-    dist.barrier()
-    calls, before, wire = group.calls.total(), group.payload.total(), loopback()
-    for number in range(steps):
-        step(number)
-    dist.barrier()
+    opt, group, step = stepper(form, b)
+    window = REFRESH if form.endswith("later") else 1  # steps of which one looks at the second moments
+    found, number = [], 0
+    while len(found) * window < steps:
+        dist.barrier()
+        calls, before, wire = group.calls.total(), group.payload.total(), loopback()
+        repeated = opt.report.shortened
+        for _ in range(window):
+            step(number)
+            number += 1
+        dist.barrier()
+        if opt.report.shortened == repeated:
+            found.append((group.calls.total() - calls, group.payload.total() - before, loopback() - wire))
+    counted, sent_by_one, carried = (sum(column) / len(found) / window for column in zip(*found, strict=True))
     numbers = {
-        "collectives": (group.calls.total() - calls) / steps,
+        "collectives": counted,
         "collectives, model": collectives(form, WIDTHS),
-        "payload": (group.payload.total() - before) / steps,
+        "payload": sent_by_one,
         "payload, model": sum(payload(form, WIDTHS, b, size * b)),
-        "carried": (loopback() - wire) / steps,
+        "carried": carried,
         "carried, model": size * sent(form, WIDTHS, b, size),
     }
-    return {"form": form, **{name: f"{number:,.0f}" for name, number in numbers.items()}}
+    return {"form": form, **{name: f"{value:,.0f}" for name, value in numbers.items()}}
 
 
 def delayed(form: str, b: int, steps: int, milliseconds: float) -> dict[str, object]:
     """What a delay adds to a step: medians of steps with and without it in turn, so that other load concerns both."""
-    _, step = stepper(form, b)
+    _, _, step = stepper(form, b)
     took: dict[float, list[float]] = {0.0: [], milliseconds / 1e3: []}
     for number in range(2 * steps):
         SlowGroup.delay = list(took)[number % 2]

@@ -94,7 +94,6 @@ NOT_MEASURED: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         CONSTANT: (
             "4 million multiplications (33 million",
-            "exp(0.5 (0.05 - s))",
             "lambda starts at 1",
             "exp(-4 (a - 0.01)), between 1/1.7 and 1.1 times",
             "more than 1 % on the same points",
