@@ -1,11 +1,11 @@
 """Bytes and time that a data-parallel step costs: counted, measured on the network interface, and by the cost model.
 
-    torchrun --nproc-per-node 2 benchmarks/communication.py
-    torchrun --nproc-per-node 2 benchmarks/communication.py --delay 20    # milliseconds added to each collective
-    python benchmarks/communication.py --paper                           # hundreds of machines, by the model alone
+    torchrun --nproc-per-node 2 benchmarks/communication.py              # results/distributed/processes-2.csv
+    torchrun --nproc-per-node 2 benchmarks/communication.py --delay 20   # …/delay.csv: milliseconds for each collective
+    python benchmarks/communication.py --paper                           # …/extrapolation.csv, by the model alone
 
-Prints one line a form: collectives a step, payload of one process a step (counted, and by the formulas of
-docs/distributed.md), bytes that the loopback interface has carried a step for all processes (Linux), time of a step.
+Counts for each form: collectives per step, payload of one process per step (counted, and by the formulas of
+docs/distributed.md), and bytes that the loopback interface has carried per step for all processes (Linux).
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,9 +27,21 @@ from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
 from ddpnopt._distributed import Group
+from ddpnopt.ddp.balance import EVERY_STEP, REFRESH
+from ddpnopt.ddp.covariance import DENSE, LEADING, MORE
+from ddpnopt.lab.tables import write_csv
 
+OUT = Path(__file__).parents[1] / "results" / "distributed"
+Widths = tuple[int, ...]
 WIDTHS = (64, 256, 256, 10)
-FORMS = {"outer": {"value": "outer", "lr": 0.1}, "batch": {}, "full": {"value": "full", "lr": 0.1}}
+FORMS: dict[str, dict[str, Any]] = {
+    "outer": {"value": "outer", "lr": 0.1},
+    "full": {"value": "full", "lr": 0.1},
+    "batch": {"lr": 3.0},
+    "automatic, first steps": {},
+    "automatic, later": {},
+}
+"""`DDPNOpt(model)` looks at its second moments in each of the first steps, and in some of the later ones."""
 
 
 class SlowGroup(Group):
@@ -43,44 +57,65 @@ class SlowGroup(Group):
             yield
 
 
-def payload(form: str, widths: tuple[int, ...], b: int, B: int) -> tuple[float, float]:
-    """Bytes that one process puts into sums and into gathers in one step; float32, one column a sample."""
+def looks(widths: Widths) -> tuple[int, int]:
+    """Bytes and collectives of one look at the second moments: a count for each side of a layer, and its matrix."""
+    sides = [width for layer in pairwise(widths) for width in layer]
+    followed = LEADING + MORE
+    matrices = [n * n if n <= DENSE else n * followed + followed * followed for n in sides]
+    return sum(8 + 4 * numbers for numbers in matrices), sum(2 if n <= DENSE else 3 for n in sides)
+
+
+def share_of_looks(form: str) -> float:
+    return 1 / REFRESH if form.endswith("later") else 1.0
+
+
+def payload(form: str, widths: Widths, b: int, B: int) -> tuple[float, float]:
+    """Bytes that one process puts into sums and into gathers in one step; float32, one column per sample."""
     layers = list(pairwise(widths))
     T = len(layers)
     directions = sum(4 * (n + 1) * m for n, m in layers)
-    meeting, finite = 5 * 8, 8  # sizes and flags at the beginning, the check for finite numbers at the end
-    if form != "batch":
-        return directions + finite, meeting
+    meeting, certain, finite = 5 * 8, 8, 8  # sizes and flags; whether the loss is known; the check for finite numbers
+    if form in ("outer", "full"):
+        return directions + certain + finite, meeting
     factors = sum(4 * b * (n + m) for n, m in layers)
     rows = T * 4 * b * B
-    displacements = (T - 1) * 8 * b
-    terminal, losses = 2 * 8 * b, 2 * 8
-    return directions + finite + losses, meeting + factors + rows + displacements + terminal
+    displacements = (T - 1) * 4 * b
+    terminal, losses = 2 * 4 * b, 2 * 8
+    sums, gathers = directions + certain + finite + losses, meeting + factors + rows + displacements + terminal
+    if form == "batch":
+        return sums, gathers
+    slopes, prior = 8 + 4 * T, T * 4 * b  # of the last step, and what its memory does to each sample
+    return sums + slopes + share_of_looks(form) * looks(widths)[0], gathers + prior
 
 
-def collectives(form: str, T: int) -> int:
-    return 4 * T + 4 if form == "batch" else T + 2
+def collectives(form: str, widths: Widths) -> float:
+    T = len(widths) - 1
+    if form in ("outer", "full"):
+        return T + 3
+    return 4 * T + 5 if form == "batch" else 4 * T + 7 + share_of_looks(form) * looks(widths)[1]
 
 
-def sent(form: str, widths: tuple[int, ...], b: int, size: int) -> float:
+def sent(form: str, widths: Widths, b: int, size: int) -> float:
     """Bytes that one process sends in one step: sums go twice around a ring in pieces, gathers once as a whole."""
     sums, gathers = payload(form, widths, b, b * size)
     return 2 * (size - 1) / size * sums + (size - 1) * gathers
 
 
-def on_paper() -> None:
+def on_paper(out: Path) -> None:
     """Time that the network takes a step, for machines on a network of 25 Gbit/s and 20 microseconds a message."""
     bandwidth, latency, flops = 25e9 / 8, 20e-6, 2e12
     widths = (784, 1024, 1024, 10)
-    print("form   samples a machine   machines   sent (MB)   messages (ms)   bytes (ms)   factorisation (ms)")
+    rows = []
     for form in ("outer", "batch"):
-        for b, size in ((32, 8), (32, 64), (32, 256), (4, 256), (1, 256)):
-            T = len(widths) - 1
-            hops = collectives(form, T) * 2 * math.log2(size)
+        for b, size in ((32, 8), (32, 64), (32, 256), (4, 256)):
+            hops = collectives(form, widths) * 2 * math.log2(size)
             there = sent(form, widths, b, size)
-            solve = T * (b * size) ** 3 / 3 / flops if form == "batch" else 0.0
-            times = (1e3 * latency * hops, 1e3 * there / bandwidth, 1e3 * solve)
-            print(f"{form:6} {b:17d} {size:10d} {there / 1e6:11.1f} {times[0]:15.1f} {times[1]:12.1f} {times[2]:19.1f}")
+            solve = (len(widths) - 1) * (b * size) ** 3 / 3 / flops if form == "batch" else 0.0
+            times = {"messages": latency * hops, "bytes": there / bandwidth, "factorisation": solve}
+            settings = {"form": form, "samples per machine": b, "machines": size, "sent (MB)": f"{there / 1e6:.1f}"}
+            rows.append({**settings, **{f"{name} (ms)": f"{1e3 * took:.1f}" for name, took in times.items()}})
+            print(*rows[-1].values())
+    write_csv(out / "extrapolation.csv", rows)
 
 
 def loopback() -> int:
@@ -91,53 +126,95 @@ def loopback() -> int:
     return 0
 
 
+def stepper(form: str, b: int) -> tuple[DDPNOpt, SlowGroup, Callable[[int], None]]:
+    """The optimizer, the group whose messages are counted, and a step on the batch of a number."""
+    torch.manual_seed(0)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = nn.Sequential(*[m for n, k in pairwise(WIDTHS) for m in (nn.Linear(n, k), nn.Tanh())][:-1])
+    opt = DDPNOpt(model, data_parallel=True, **FORMS[form])
+    opt._group = group = SlowGroup()
+
+    def step(number: int) -> None:
+        g = torch.Generator().manual_seed(size * number + rank)
+        x, y = torch.randn(b, WIDTHS[0], generator=g), torch.randint(10, (b,), generator=g)
+        opt.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        opt.step()
+
+    for number in range(EVERY_STEP + REFRESH if form.endswith("later") else 1):
+        step(-1 - number)
+    return opt, group, step
+
+
+def count(form: str, b: int, steps: int) -> dict[str, object]:
+    """Of one process and step, on average over steps whose first sweep was accepted."""
+    size = dist.get_world_size()
+    opt, group, step = stepper(form, b)
+    window = REFRESH if form.endswith("later") else 1  # steps of which one looks at the second moments
+    found, number = [], 0
+    while len(found) * window < steps:
+        dist.barrier()
+        calls, before, wire = group.calls.total(), group.payload.total(), loopback()
+        repeated = opt.report.shortened
+        for _ in range(window):
+            step(number)
+            number += 1
+        dist.barrier()
+        if opt.report.shortened == repeated:
+            found.append((group.calls.total() - calls, group.payload.total() - before, loopback() - wire))
+    counted, sent_by_one, carried = (sum(column) / len(found) / window for column in zip(*found, strict=True))
+    numbers = {
+        "collectives": counted,
+        "collectives, model": collectives(form, WIDTHS),
+        "payload": sent_by_one,
+        "payload, model": sum(payload(form, WIDTHS, b, size * b)),
+        "carried": carried,
+        "carried, model": size * sent(form, WIDTHS, b, size),
+    }
+    return {"form": form, **{name: f"{value:,.0f}" for name, value in numbers.items()}}
+
+
+def delayed(form: str, b: int, steps: int, milliseconds: float) -> dict[str, object]:
+    """What a delay adds to a step: medians of steps with and without it in turn, so that other load concerns both."""
+    _, _, step = stepper(form, b)
+    took: dict[float, list[float]] = {0.0: [], milliseconds / 1e3: []}
+    for number in range(2 * steps):
+        SlowGroup.delay = list(took)[number % 2]
+        dist.barrier()
+        began = time.perf_counter()
+        step(number)
+        took[SlowGroup.delay].append(time.perf_counter() - began)
+    SlowGroup.delay = 0.0
+    added = 1e3 * (median(took[milliseconds / 1e3]) - median(took[0.0]))
+    expected = collectives(form, WIDTHS) * milliseconds
+    return {"form": form, "added (ms)": f"{added:.0f}", "collectives times delay (ms)": f"{expected:.0f}"}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=64, help="samples of one process")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=4 * REFRESH)
     parser.add_argument("--delay", type=float, default=0.0, help="milliseconds added to each collective")
     parser.add_argument("--paper", action="store_true", help="no run: what the model says for hundreds of machines")
+    parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     if options.paper:
-        on_paper()
+        on_paper(options.out)
         return
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    SlowGroup.delay = options.delay / 1e3
-    for form, settings in FORMS.items():
-        torch.manual_seed(0)
-        layers = [m for n, k in pairwise(WIDTHS) for m in (nn.Linear(n, k), nn.Tanh())][:-1]
-        model = nn.Sequential(*layers)
-        opt = DDPNOpt(model, data_parallel=True, **settings)  # type: ignore[arg-type]
-        opt._group = group = SlowGroup()
-
-        def step(seed: int, model: nn.Module = model, opt: DDPNOpt = opt) -> None:
-            g = torch.Generator().manual_seed(size * seed + rank)
-            x, y = torch.randn(options.batch, WIDTHS[0], generator=g), torch.randint(10, (options.batch,), generator=g)
-            opt.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            opt.step()
-
-        step(0)
-        dist.barrier()
-        calls, before, wire, began = group.calls.total(), group.payload.total(), loopback(), time.perf_counter()
-        for k in range(options.steps):
-            step(k + 1)
-        took = (time.perf_counter() - began) / options.steps
-        dist.barrier()
-        if rank == 0:
-            counted = (group.payload.total() - before) / options.steps
-            by_model = sum(payload(form, WIDTHS, options.batch, size * options.batch))
-            on_wire = size * sent(form, WIDTHS, options.batch, size)
-            carried = (loopback() - wire) / options.steps
-            print(
-                f"{form:6} processes {size}   collectives {(group.calls.total() - calls) / options.steps:5.1f}   "
-                f"payload counted {counted:9,.0f}   model {by_model:9,.0f}   "
-                f"carried {carried:11,.0f}   model {on_wire:11,.0f}   "
-                f"step {1e3 * took:7.1f} ms",
-                flush=True,
-            )
+    rows = []
+    for form in ("outer", "batch") if options.delay else FORMS:
+        if options.delay:
+            rows.append(delayed(form, options.batch, options.steps, options.delay))
+        else:
+            rows.append(count(form, options.batch, options.steps))
+        if dist.get_rank() == 0:
+            print(*(f"{name} {value}" for name, value in rows[-1].items()), sep="   ", flush=True)
+    if dist.get_rank() == 0:
+        name = "delay" if options.delay else f"processes-{dist.get_world_size()}"
+        write_csv(options.out / f"{name}.csv", rows)
     dist.destroy_process_group()
 
 

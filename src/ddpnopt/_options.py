@@ -6,7 +6,7 @@ from typing import Any
 
 from ddpnopt.errors import OptionError
 
-DEFAULT_LR = 3.0  # of value="batch": 1 / damping. Found over six tasks, see docs/method.md
+DEFAULT_LR = 3.0  # of value="batch": 1 / damping. Found over five tasks, see docs/method.md
 DEFAULTS: dict[str, Any] = {
     "closed_loop": True, "relax": 1.0, "relax_samples": 6400.0, "dof": 0.25, "guard": True, "order": 1, "vxx_reg": 0.0,
 }  # fmt: skip

@@ -17,8 +17,7 @@ from ddpnopt.lab.methods.registry import ABLATIONS, WINDOW_METHODS, require_inst
 from ddpnopt.lab.runs.classification import ClassificationTask
 from ddpnopt.lab.runs.config import RunConfig
 from ddpnopt.lab.runs.outcome import Outcome
-from ddpnopt.lab.runs.release_store import LR_WINDOW
-from ddpnopt.lab.runs.store import STORE
+from ddpnopt.lab.runs.store import STORE, start_from_nothing
 from ddpnopt.lab.windows.window_plan import plan, promising
 from ddpnopt.lab.windows.window_tasks import TASKS, scaled, window_tasks
 
@@ -84,7 +83,7 @@ def lr_window(
         _show(chosen, _reported(wanted, path, folder / f"{stem}-runs.csv", chosen), folder, stem)
         return
     if not path.exists():
-        status_console().print(f"[dim]{LR_WINDOW.hint(path)}", soft_wrap=True, highlight=False)
+        status_console().print(f"[dim]{start_from_nothing(path)}", soft_wrap=True, highlight=False)
     if near is not None:
         first = [run for run in wanted if run.seed == 0]
         found = collect_showing_progress(first, path, jobs, data_dir)
@@ -103,7 +102,10 @@ def _reported(
     there = {**kept_runs(table, tasks), **stored}
     found = {run: there[run] for run in wanted if run in there}
     if not found:
-        raise ExperimentError(f"there are no results to show: {LR_WINDOW.hint(path)}")
+        raise ExperimentError(
+            f"there are no results to show: neither a store at {path} nor a table at {table} has these runs; without "
+            "--report-only they are computed"
+        )
     return found
 
 

@@ -17,8 +17,7 @@ from ddpnopt.lab.cli.reproduce_summary import Finished, summarise
 from ddpnopt.lab.errors import DataError, ExperimentError
 from ddpnopt.lab.paper.item import Claim, Context, Item, Result, write
 from ddpnopt.lab.paper.readings import PAPER, READINGS, reading
-from ddpnopt.lab.runs.release_store import REPRODUCE
-from ddpnopt.lab.runs.store import STORE
+from ddpnopt.lab.runs.store import STORE, start_from_nothing
 from ddpnopt.lab.tables import screen_table
 
 LOG_EVERY = 20
@@ -66,7 +65,7 @@ def reproduce(
     folder = writable_folder(out)
     path = store or folder / STORE
     if not path.exists() and not quick and any(item.stored for item in chosen):
-        status_console().print(f"[dim]{REPRODUCE.hint(path)}", soft_wrap=True, highlight=False)
+        status_console().print(f"[dim]{start_from_nothing(path)}", soft_wrap=True, highlight=False)
     missing: list[str] = []
     finished: list[Finished] = []
     for item in chosen:

@@ -25,7 +25,7 @@ READING = READINGS["outer"]
 """Of DDPNOpt: z z' of Proposition 2. The exact Hessian is unstable on ReLU networks with the adaptive diagonal."""
 SLOW_SEEDS = 3
 MOST_DEFAULT_SEEDS = 5
-# The smallest damping at which vanilla DDP is stable to the end, of 1, 10, 20, 30 and 50 on held-out training data (see
+# The smallest damping at which vanilla DDP is stable to the end, of 1, 10, 30 and 50 on held-out training data (see
 # docs/baselines.md); on WINE the default is stable.
 SLOW_OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {("vanilla-ddp", "digits"): {"damping": 30.0}}
 

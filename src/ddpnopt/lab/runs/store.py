@@ -30,6 +30,11 @@ CREATE TABLE IF NOT EXISTS runs (
 """
 
 
+def start_from_nothing(path: Path) -> str:
+    """What to say where there is no store at `path` yet."""
+    return f"no store of finished runs at {path}: all runs are computed and kept there, in case the command is stopped"
+
+
 class Store:
     """Outcomes by the key of their run."""
 
