@@ -102,13 +102,12 @@ def _mean_share_changed(step: Step, norms: list[float]) -> float:
 
 def _norms(step: Step) -> list[float]:
     """Those of the updates of the weights, without biases; notes whether both are finite."""
-    norms = stacked(torch._foreach_norm([part for update in step.updates for part in update])).tolist()
-    step.finite = math.isfinite(sum(norms))
-    found, k = [], 0
-    for update in step.updates:
-        found.append(norms[k])
-        k += len(update)
-    return found
+    each = list(zip(step.stages, step.updates, strict=True))
+    unknown = [part for stage, update in each if stage.norms is None for part in update]
+    norms = iter(stacked(torch._foreach_norm(unknown)).tolist() if unknown else ())
+    found = [stage.norms or [next(norms) for _ in update] for stage, update in each]
+    step.finite = math.isfinite(sum(norm for of_parts in found for norm in of_parts))
+    return [of_weight for of_weight, *_ in found]
 
 
 def _updates(step: Step) -> list[list[Tensor]]:
