@@ -136,6 +136,7 @@ def take_back(opt: DDPNOpt, share: float) -> bool:
     for layer in opt._capture.layers:
         state = opt.state.get(layer.parameters[0], {})
         update = state.pop("update", None)
+        state.pop("combined_update", None)
         if update is None or len(update) != len(layer.parameters):  # a bias has been frozen or unfrozen since
             continue
         known = True
@@ -153,7 +154,11 @@ def keep_update(step: Step) -> None:
     assert step.recording is not None
     for state in step.opt.state.values():  # a layer that took no part has nothing left to do from this step
         state.pop("update", None)
+        state.pop("combined_update", None)
     for update, stage, record in zip(step.updates or _updates(step), step.stages, step.recording.layers, strict=True):
         if stage.decay is not None:  # it asks for its own part again at the next step
             update = [part.sub(decay, alpha=stage.fraction) for part, decay in zip(update, stage.decay, strict=True)]
-        step.opt.state[record.parameters[0]]["update"] = update
+        state = step.opt.state[record.parameters[0]]
+        state["update"] = update
+        if stage.combined is not None and stage.decay is None:
+            state["combined_update"] = stage.combined

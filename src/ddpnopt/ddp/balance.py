@@ -171,6 +171,7 @@ def _observe_moments(
     state["output_root"] = root(state, "output", p, p.shape[output_dim], FLOOR, POWER, column).kept
     for kept, side in ((state["input_root"], b"input"), (state["output_root"], b"output")):
         kept["seed"] = crc32(name.encode() + side, state["balance_looks"])  # other combinations at each look
+    state.pop("combined_update", None)
 
 
 def _observe(

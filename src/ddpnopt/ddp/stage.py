@@ -50,6 +50,7 @@ class Stage:
     size: float = 1.0  # root mean square of the weights, where eta is relative to it
     changed: bool = field(default=False, init=False)  # whether `weights` differ from the nominal ones
     update: Parts | None = field(default=None, init=False)  # old minus new weights, where they are known
+    combined: Tensor | None = field(default=None, init=False)  # its combinations, in a large layer
     norms: list[float] | None = field(default=None, init=False)  # of its parts, where they are known
     kept: bool = field(default=False, init=False)  # whether u is a copy of the nominal weights
     _gradients: SampleGradients | None = field(default=None, init=False)

@@ -128,6 +128,11 @@ def _update_balanced(stage: Stage, d: Direction, policy: Policy, log: Log | None
     else:
         update = list(torch._foreach_mul(d.parts(), stage.eta))
     stage.change_by(update)
+    sketched = stage.sketched
+    if sketched is not None and stage.update is update and d.w is not None and stage.peers.alone:
+        steps = [(stage.fraction * share, step) for share, step in stage.prior]
+        stage.combined = sketched.sum_of(d.w, stage.eta, steps)
+        sketched.know(update, stage.combined)
 
 
 def descend(

@@ -105,17 +105,20 @@ class ScaleFree(Batch):
         l_u = stage.l_u
         if self.peers.alone:
             own = gradients = stage.balanced_gradients()
+            combined = stage.state.pop("combined_update", None)
             steps, cost = self._set_prior(stage)
+            if combined is not None and self._knows_last and stage.sketched is not None:
+                stage.sketched.know(steps[0][1], combined)
             K, found = gradients.couple([step for _, step in steps] + cost)
             effects = self._effects_of(stage, l_u, steps, found)
         else:
-            coupling, combined = self._coupling or Coupling(stage), stage.sketched
+            coupling, sketched = self._coupling or Coupling(stage), stage.sketched
             self._coupling = None
             steps, cost = self._set_prior(stage)
             p, layer = stage.p_h[0], stage.layer
             asked = [step for _, step in steps] + cost
-            if combined is not None:
-                own, found = combined, [combined.effect(step) for step in asked]
+            if sketched is not None:
+                own, found = sketched, [sketched.effect(step) for step in asked]
             else:
                 own = Scaled(stage.gradients(coupled=True), stage.balance)
                 found = [per_sample_dot(p, layer.apply(stage.x, step)) for step in asked]
