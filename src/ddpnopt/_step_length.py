@@ -56,16 +56,25 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
     length, change = step.opt._length, None
     if after is not None and step.loss_before is not None and found.loss > 0:
         change = (after - step.loss_before) / found.loss
-        if not change <= TOLERATED:
-            length.refuse(step.asked)
-            return SHRINK
+    if length.shorter:  # this is a longer one, on trial
+        back = length.shorter / step.fraction
+        if back < 1.0 and not length.is_better(step.fraction, change):
+            return back
+    if change is not None and not change <= TOLERATED:
+        length.refuse(step.asked)
+        return SHRINK
     step.updates = _updates(step)
     norms = _norms(step)
     share = _share_changed(step, norms)
     if not length.is_within_reach(share, step.fraction):
         return REACH / share
-    if step.shorter == 1.0 and length.is_to_be_tested(found, step.fraction, change):
-        return SHRINK
+    if step.shorter == 1.0 and not length.shorter:
+        if length.is_to_be_tested(found, step.fraction, change):
+            return SHRINK
+        longer = length.longer_to_try(found, step.fraction, change)
+        if longer > 1.0:
+            return longer
+    length.shorter = 0.0
     if found.loss > 0:
         length.learn(found, step.asked, step.fraction, change)
     if step.rest:

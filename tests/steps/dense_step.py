@@ -139,16 +139,15 @@ class DenseStep:
         phi = phi.clamp_min(LEAST_LOSS * phi.mean())
         r, root = (2 * phi).sqrt(), (2 * phi).rsqrt()
         balances = [control.balance() for control in self.controls]
-        etas, grams, corrections = [], [], self._corrections()
-        for control, balance, correction in zip(self.controls, balances, corrections, strict=True):
+        insides = []
+        for control, balance in zip(self.controls, balances, strict=True):
             each = [torch.cat([part.flatten() for part in balance(list(P))]) for P in zip(*control.P, strict=True)]
-            inside = torch.stack(each)
-            size = float(control.parameters[0].detach().square().mean().sqrt())
-            control.least = control.least or size
-            K = inside @ inside.T
-            k = float((0.5 / phi * K.diagonal()).mean())
-            etas.append(correction * max(size, control.least) * (inside.shape[1] / k) ** 0.5)
-            grams.append(etas[-1] * torch.outer(root, root) * K)
+            insides.append(torch.stack(each))
+        slopes = [float((0.5 / phi * (J @ J.T).diagonal()).mean() * J.shape[1]) ** 0.5 for J in insides]
+        etas, grams = [], []
+        for J, slope, size, correction in zip(insides, slopes, self._sizes(slopes), self._corrections(), strict=True):
+            etas.append(correction * size * J.shape[1] / slope)
+            grams.append(etas[-1] * torch.outer(root, root) * (J @ J.T))
         damping = DAMPING * torch.stack(grams).sum(0).diagonal().mean() * torch.eye(len(r))
         prior = [
             memory * _inner(control.P, control.last) if memory else torch.zeros_like(r) for control in self.controls
@@ -170,6 +169,20 @@ class DenseStep:
             return du
 
         self._sweep(x, update)
+
+    def _sizes(self, slopes: list[float]) -> list[float]:
+        """Those that the layers count as, from how much a change of each does to the loss."""
+        sizes = [float(control.parameters[0].detach().square().mean().sqrt()) for control in self.controls]
+        if not self.controls[0].least:
+            linear = [isinstance(c.module, nn.Linear) and not c.loose for c in self.controls]
+            usual = [(3 * c.parameters[0].shape[-1]) ** -0.5 for c in self.controls]
+            gains = [size / u for size, u, mixes in zip(sizes, usual, linear, strict=True) if mixes]
+            total = self.controls[linear.index(True)].inputs.scale * math.prod(gains) if gains else 1.0
+            larger = max(1.0, total ** (-1 / max(1, len(gains))))
+            mean = sum(size * slope for size, slope in zip(sizes, slopes, strict=True)) / len(sizes)
+            for control, size, slope in zip(self.controls, sizes, slopes, strict=True):
+                control.least = max(size, min(larger * size, mean / slope))
+        return [max(size, control.least) for size, control in zip(sizes, self.controls, strict=True)]
 
     def _corrections(self) -> list[float]:
         """Those of the layers' shares, by how much the slope along the last update of each has changed."""

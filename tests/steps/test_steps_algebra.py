@@ -11,7 +11,7 @@ from ddpnopt import DDPNOpt
 from ddpnopt.ddp.balance import FLOOR
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.value.scale_free import DAMPING, LEAST_LOSS, ScaleFree
-from ddpnopt.ddp.value.stage_cost import LEAST_SIZE
+from ddpnopt.ddp.value.sizes import NEAR_ZERO
 from ddpnopt.linear.linear import Linear
 from ddpnopt.linear.metric import IDENTITY
 
@@ -60,7 +60,8 @@ class Dense:
             K = P @ P.T
             k = (lam * K.diagonal()).mean()
             size = float(stage.u[0].square().mean().sqrt())
-            size = size if size > LEAST_SIZE else (3 * stage.u[0].shape[1]) ** -0.5
+            usual = (3 * stage.u[0].shape[1]) ** -0.5
+            size = size if size > NEAR_ZERO * usual else usual
             eta = size / (k / P.shape[1]).sqrt()
             self.A_of.append(eta * self.root[:, None] * K * self.root)
             self.ratio.append(eta * k)
@@ -79,7 +80,7 @@ class Dense:
 CASES = [(True, False), (False, False), (True, True)]
 
 
-@pytest.mark.parametrize(("bias", "tiny_layer"), CASES, ids=["bias", "no bias", "a layer below LEAST_SIZE"])
+@pytest.mark.parametrize(("bias", "tiny_layer"), CASES, ids=["bias", "no bias", "a layer next to zero"])
 def test_evidence_equals_dense_matrices_and_samples_really_left_out(bias: bool, tiny_layer: bool) -> None:
     losses, stages = problem(bias, tiny_layer)
     losses[2] = 1e-9  # below LEAST_LOSS

@@ -97,7 +97,7 @@ def rescaled_layers(model: nn.Sequential, a: float) -> nn.Sequential:
 @settings(max_examples=15)
 @given(seeds, st.floats(-2, 4))
 def test_a_layer_does_not_depend_on_the_scale_of_a_fixed_layer_after_its_relu(seed: int, power: float) -> None:
-    """With all biases. The scale of the output gradients cancels exactly, unless the weights are below LEAST_SIZE."""
+    """With all biases. The scale of the output gradients cancels exactly, unless the weights are next to zero."""
     batches = classes(seed)
     outputs = []
     for model in (relu_network(seed), rescaled_layers(relu_network(seed), 10.0**power)):

@@ -126,7 +126,7 @@ def test_three_steps_equal_those_of_dense_matrices(name: str) -> None:
         F.cross_entropy(model(x), y).backward()
         opt.step()
         assert opt.report.open_loop == []
-        assert not opt.report.shortened
+        assert not opt.report.undone
         assert opt.report.fraction is not None
         dense.step(x, lambda z, y=y: F.cross_entropy(z, y, reduction="none") / B, opt.report.fraction, memory)
         for (parameter, p), q in zip(model.named_parameters(), wanted.parameters(), strict=True):

@@ -35,7 +35,7 @@ EVIDENCE = 0.95  # of those of samples left out, which are noisier
 PATIENCE = 0.6  # of the fraction that is best for the next step alone: noise averages out over shorter steps
 OWN = 0.7  # of the minimum along the step on the batch itself, at most
 SINGLE = 0.1  # of that, in batches of one sample
-MEMORY = 0.9  # of what the last step has left undone: it is the prior of the next one
+MEMORY = 0.8  # of what the last step has left undone: it is the prior of the next one
 GROWTH = 2.0  # of the fraction, and 1/kappa, from step to step
 SHRINK = 0.25  # the least a fraction keeps from step to step, and of a step that is made again
 SLOPE_GAIN = 0.5  # how strongly the slope after a step acts on the logarithm of the fraction
@@ -50,6 +50,7 @@ FELT = 0.5  # of the curvature by the slope after a step: a lower bound of kappa
 RESOLUTION = 1e-6  # relative changes of the loss below this are rounding errors
 TESTED = 1e-5  # least decrease, relative to the loss, of a step at which the order of its error can be told
 DOUBTED = 4.0  # times kappa at the start, or at the last test: from there on it is tested whether it is a curvature
+PROBE = 8.0  # times a step that the curvature has bounded: now and then a step so long is tried
 AGAIN = 50  # steps after which it is tested again if it was none
 
 
@@ -100,6 +101,10 @@ class StepLength:
     tested: int = 0  # the last step at which it was
     longer: float = 0.0  # the fraction of a step that is made again, shorter, for such a test; zero: none
     missed: float = 0.0  # of its first-order decrease
+    bounded: bool = False  # whether the curvature alone has bounded the last fraction
+    wait: float = 0.0  # until that many steps have been made before a longer one is tried again
+    shorter: float = 0.0  # the fraction of a step that is made again, longer; zero: none
+    gained: float = 0.0  # the change of the loss by it
     reach: float = math.inf  # the fraction with which the last step would have changed a layer by REACH
 
     def level(self, loss: float | None) -> float | None:
@@ -131,7 +136,7 @@ class StepLength:
 
     def refuse(self, asked: float) -> None:
         """A step of this fraction has gone completely wrong: if no shorter one succeeds, the next starts from here."""
-        self.fraction, self.memory, self.beyond = asked, 0.0, True
+        self.fraction, self.memory, self.beyond, self.wait = asked, 0.0, True, GROWTH * self.steps
 
     def choose(self, found: Evidence, *, coupled: bool = False) -> float:
         """The fraction to ask for; a batch without loss or gradient leaves everything as it is.
@@ -153,6 +158,7 @@ class StepLength:
             self.fraction = START / found.own
             self.kappa = 0.5 * found.own / max(found.own_curvature * self.fraction, RESOLUTION)
             self.doubted = DOUBTED * self.kappa
+            self.bounded = coupled
         else:
             self.fraction = self._next()
         self.steps += 1
@@ -174,7 +180,10 @@ class StepLength:
         if self.unseen_curvature <= 0:  # batches of one sample: nothing is known of the others
             on_batch *= SINGLE
         fraction = min(on_batch, GROWTH * last, wanted)
-        return min(max(fraction, SHRINK * last), self.reach)
+        fraction = min(max(fraction, SHRINK * last), self.reach)
+        bound = GROWTH * last if self.coupled and not self.beyond else on_batch
+        self.bounded = GROWTH * bound <= min(self._within_model(), self.reach)
+        return fraction
 
     def _is_noise(self) -> bool:
         """Whether samples left out say nothing because of noise, and not because they are coupled to the others."""
@@ -195,6 +204,35 @@ class StepLength:
         relative = max(-1.0, min(1.0, slope / max(self.decrease, RESOLUTION)))
         self.slope = DECAY * self.slope + (1 - DECAY) * relative
         self.slope_weight = DECAY * self.slope_weight + 1 - DECAY
+
+    def longer_to_try(self, found: Evidence, taken: float, change: float | None) -> float:
+        """By what to make a step longer, once, to see whether the curvature is one at a small scale only; 1: not now.
+
+        Where a layer norm follows weights near zero, a network is rough at the scale of these weights and smooth beyond
+        it. Steps bounded by the curvature of the rough stay there. How many steps pass between two attempts in vain
+        grows with their number, so that they cost next to nothing.
+        """
+        if change is None or not self.bounded or self.amiss > 0 or self.steps <= self.wait:
+            return 1.0
+        longer = min(PROBE * taken, self._within_model(), self.reach / RISE) / taken  # clearly within the limit
+        if longer < GROWTH:
+            return 1.0
+        self.shorter, self.gained = taken, change
+        return longer
+
+    def is_better(self, taken: float, change: float | None) -> bool:
+        """Whether the longer step has lowered the loss by more than the shorter one."""
+        better = change is not None and change < self.gained
+        if better:  # the curvature that bounded it is none at this length
+            self.true_curvature = self.model_curvature = self.promised = 0.0
+            self.slope = self.slope_weight = 0.0
+            self.kappa = LEAST_KAPPA
+        self.wait = (RISE if better else GROWTH) * self.steps
+        return better
+
+    def _within_model(self) -> float:
+        """The fraction at which the model has its minimum; it says nothing where samples are coupled."""
+        return math.inf if self.coupled else self.own / max(self.own_curvature, 1e-300)
 
     def is_to_be_tested(self, found: Evidence, taken: float, change: float | None) -> bool:
         """Whether to make a step again, shorter: what a curvature takes from it falls with the square of its length.

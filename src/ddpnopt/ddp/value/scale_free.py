@@ -36,6 +36,7 @@ from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.value import shares
 from ddpnopt.ddp.value.batch import TOGETHER, Batch, Solver, System
 from ddpnopt.ddp.value.coupling import Coupling
+from ddpnopt.ddp.value.sizes import numbers, set_sizes
 from ddpnopt.ddp.value.stage_cost import CostChange, penalty_step
 from ddpnopt.linear.layer import Parts, in_precision, per_sample_dot, stacked
 from ddpnopt.linear.metric import IDENTITY, Metric
@@ -175,13 +176,10 @@ class ScaleFree(Batch):
         else:
             k = torch.stack([torch.vdot(self.L, K.diagonal()) for K in grams])
         self._feel_slopes()
-        sizes = stacked(torch._foreach_norm([stage.u[0] for stage in self._stages])).tolist()
-        for stage, total, norm in zip(self._stages, k.tolist(), sizes, strict=True):
-            mean = total / N
-            count = stage.u[0].numel()
-            n = count + stage.u[1].numel() if len(stage.u) > 1 else count
-            stage.size = shares.size_of(stage, norm / max(1, count) ** 0.5)
-            stage.eta *= stage.size * (n / mean) ** 0.5 if mean > 0 else 0.0
+        means = [total / N for total in k.tolist()]
+        set_sizes(self._stages, means)
+        for stage, mean in zip(self._stages, means, strict=True):
+            stage.eta *= stage.size * (numbers(stage) / mean) ** 0.5 if mean > 0 else 0.0
             self._etas.append(stage.eta)
             self._mean_diagonal += stage.eta * mean
         etas = self._leave_free(damping * self._mean_diagonal or 1.0)

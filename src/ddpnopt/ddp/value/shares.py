@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from ddpnopt.ddp.stage import Stage
-from ddpnopt.ddp.value.stage_cost import LEAST_SIZE
 
 GAIN = 2.0  # how strongly the bend of a layer acts on the logarithm of its share
 DECAY = 0.9  # of its running mean
@@ -62,15 +61,3 @@ def promise(stages: list[Stage], sums: list[Tensor] | Tensor, w: Tensor, priors:
         of_all, of_itself = total - behind, itself - behind_own
         behind, behind_own = total, itself
         stage.state["promised"] = (fraction * of_all, fraction * max(0.0, of_all - of_itself))
-
-
-def size_of(stage: Stage, size: float) -> float:
-    """The root mean square of a layer's weights, and no less than at their start, or than that of a usual start."""
-    least = stage.state.get("least_size")
-    if least is None:
-        least, weight = max(size, LEAST_SIZE), stage.u[0]
-        if size <= LEAST_SIZE and weight.dim():
-            inputs = weight.numel() / max(1, weight.shape[stage.layer.weight_dims[1]])
-            least = (3 * max(1.0, inputs)) ** -0.5  # of torch's linear and convolutional layers
-        stage.state["least_size"] = least
-    return max(size, least)
