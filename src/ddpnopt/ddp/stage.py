@@ -67,6 +67,12 @@ class Stage:
         self.x, self.p_h, self.p_x, self.later = EMPTY, [], [], None
         self._gradients = self._balanced = None
 
+    def recall(self, last: Parts | None) -> None:
+        """Take up the combinations of the last update, where they are known from the step before."""
+        combined = self.state.pop("combined_update", None)
+        if combined is not None and last is not None and self.sketched is not None:
+            self.sketched.know(last, combined)
+
     def keep_weights(self) -> None:
         """Copy the nominal weights before they are changed."""
         self.u, self.kept, self.changed = [w.clone() for w in self.weights], True, True

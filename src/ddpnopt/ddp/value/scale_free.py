@@ -106,10 +106,8 @@ class ScaleFree(Batch):
         l_u = stage.l_u
         if self.peers.alone:
             own = gradients = stage.balanced_gradients()
-            combined = stage.state.pop("combined_update", None)
             steps, cost = self._set_prior(stage)
-            if combined is not None and self._knows_last and stage.sketched is not None:
-                stage.sketched.know(steps[0][1], combined)
+            stage.recall(steps[0][1] if self._knows_last else None)
             K, found = gradients.couple([step for _, step in steps] + cost)
             effects = self._effects_of(stage, l_u, steps, found)
         else:
