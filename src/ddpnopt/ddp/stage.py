@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp.balance import Balance
-from ddpnopt.ddp.balanced import BalancedGradients, Stored
+from ddpnopt.ddp.balanced import BalancedGradients, OuterProducts, Stored
 from ddpnopt.ddp.balanced_forms import balanced_gradients, sketched
 from ddpnopt.ddp.sketched import Sketch, Sketched, SketchedProducts
 from ddpnopt.linear.layer import Layer, Parts, add, in_precision, per_sample_dot, stacked
@@ -186,6 +186,16 @@ class Direction:
         if rest is not None:
             for weight, part in zip(u, rest, strict=True):
                 weight.add_(part, alpha=alpha)
+
+    def plus(self, step: Parts, share: float, alpha: float) -> Parts:
+        """share step + alpha d, as new tensors."""
+        small = isinstance(self.gradients, OuterProducts) and step[0].numel() < COPIED  # fewer calls count most
+        if small and self.w is not None and self.l_u is None and self.peers.alone:
+            assert isinstance(self.gradients, OuterProducts)
+            return self.gradients.plus(step, share, self.w, alpha)
+        found = list(torch._foreach_mul(step, share))
+        self.add_to(found, alpha)
+        return found
 
 
 Policy = Callable[[Tensor | None], Direction]

@@ -121,10 +121,9 @@ def _update_balanced(stage: Stage, d: Direction, policy: Policy, log: Log | None
         log[stage.name] = LayerReport(*(stage.eta * norm(part) for part in (open_loop, feedback, d.parts())))
     if stage.prior:
         (share, step), *others = stage.prior
-        update = list(torch._foreach_mul(step, stage.fraction * share))
+        update = d.plus(step, stage.fraction * share, stage.eta)
         for share, step in others:
             torch._foreach_add_(update, step, alpha=stage.fraction * share)
-        d.add_to(update, stage.eta)
     else:
         update = list(torch._foreach_mul(d.parts(), stage.eta))
     stage.change_by(update)
