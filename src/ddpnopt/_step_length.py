@@ -97,7 +97,7 @@ def _share_changed(step: Step, norms: list[float]) -> float:
         m = change.shape[outputs] if mixes else count
         size = stage.size * (m**0.5 + (count / m) ** 0.5 if mixes else count**0.5)
         if mixes and norm > max(largest, REACH) * size:  # the Frobenius norm is a bound, enough in most steps
-            norm = spectral_norm(change.movedim(outputs, 0).flatten(1))
+            norm = spectral_norm(change.movedim(outputs, 0).flatten(1), norm)
         largest = max(largest, norm / size)
     return largest
 
