@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp.balance import Balance
-from ddpnopt.ddp.balanced import BalancedGradients, OuterProducts, Stored
+from ddpnopt.ddp.balanced import BalancedGradients, OuterProducts, Stored, SummedUp
 from ddpnopt.ddp.balanced_forms import balanced_gradients, sketched
 from ddpnopt.ddp.sketched import Sketch, Sketched, SketchedProducts
 from ddpnopt.linear.layer import Layer, Parts, add, in_precision, per_sample_dot, stacked
@@ -188,14 +188,26 @@ class Direction:
                 weight.add_(part, alpha=alpha)
 
     def plus(self, step: Parts, share: float, alpha: float) -> Parts:
-        """share step + alpha d, as new tensors."""
-        small = isinstance(self.gradients, OuterProducts) and step[0].numel() < COPIED  # fewer calls count most
-        if small and self.w is not None and self.l_u is None and self.peers.alone:
-            assert isinstance(self.gradients, OuterProducts)
-            return self.gradients.plus(step, share, self.w, alpha)
+        """share step + alpha d, as new tensors, with as few calls and passes over the weights as there are."""
+        gradients, w = self.gradients, self.w
+        if gradients is not None and w is not None and self.l_u is None and self.peers.alone:
+            if isinstance(gradients, OuterProducts) and step[0].numel() < COPIED:
+                return gradients.plus(step, share, w, alpha)
+            if isinstance(gradients, SummedUp):
+                own = gradients.combine(w * alpha)
+                if _are_alike(own, step):
+                    return list(torch._foreach_add(own, step, alpha=share))
+                found = list(torch._foreach_mul(step, share))
+                torch._foreach_add_(found, own)
+                return found
         found = list(torch._foreach_mul(step, share))
         self.add_to(found, alpha)
         return found
+
+
+def _are_alike(a: Parts, b: Parts) -> bool:
+    """Whether the parts have the same precision and the same order in memory."""
+    return all(p.dtype == q.dtype and p.stride() == q.stride() for p, q in zip(a, b, strict=True))
 
 
 Policy = Callable[[Tensor | None], Direction]
