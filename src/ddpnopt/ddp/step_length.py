@@ -35,7 +35,8 @@ EVIDENCE = 0.95  # of those of samples left out, which are noisier
 PATIENCE = 0.6  # of the fraction that is best for the next step alone: noise averages out over shorter steps
 OWN = 0.7  # of the minimum along the step on the batch itself, at most
 SINGLE = 0.1  # of that, in batches of one sample
-MEMORY = 0.8  # of what the last step has left undone: it is the prior of the next one
+MEMORY = 0.9  # of what the last step has left undone: it is the prior of the next one
+HELD = 0.8  # … if the limit on the layers has held it: in the first steps less of what all samples agree on
 GROWTH = 2.0  # of the fraction, and 1/kappa, from step to step
 SHRINK = 0.25  # the least a fraction keeps from step to step, and of a step that is made again
 SLOPE_GAIN = 0.5  # how strongly the slope after a step acts on the logarithm of the fraction
@@ -101,6 +102,7 @@ class StepLength:
     tested: int = 0  # the last step at which it was
     longer: float = 0.0  # the fraction of a step that is made again, shorter, for such a test; zero: none
     missed: float = 0.0  # of its first-order decrease
+    held: bool = False  # whether the limit on the change of a layer has bounded the last fraction
     bounded: bool = False  # whether the curvature alone has bounded the last fraction
     wait: float = 0.0  # until that many steps have been made before a longer one is tried again
     shorter: float = 0.0  # the fraction of a step that is made again, longer; zero: none
@@ -179,11 +181,11 @@ class StepLength:
             wanted = max(last, PATIENCE * self.unseen / max(self.kappa * self.unseen_curvature, 1e-300))
         if self.unseen_curvature <= 0:  # batches of one sample: nothing is known of the others
             on_batch *= SINGLE
-        fraction = min(on_batch, GROWTH * last, wanted)
-        fraction = min(max(fraction, SHRINK * last), self.reach)
+        fraction = max(min(on_batch, GROWTH * last, wanted), SHRINK * last)
+        self.held = fraction > (1 + RESOLUTION) * self.reach
         bound = GROWTH * last if self.coupled and not self.beyond else on_batch
         self.bounded = GROWTH * bound <= min(self._within_model(), self.reach)
-        return fraction
+        return min(fraction, self.reach)
 
     def _is_noise(self) -> bool:
         """Whether samples left out say nothing because of noise, and not because they are coupled to the others."""
@@ -269,7 +271,7 @@ class StepLength:
             self._measure(2 * max(change + decrease - RESOLUTION, 0.0), decrease, found, taken)
         self.longer = 0.0
         left = 1 - taken * self.kappa * found.own_curvature / found.own  # of the slope along the step, after it
-        self.memory = MEMORY * min(max(left, 0.0), 1.0) / taken
+        self.memory = (HELD if self.held else MEMORY) * min(max(left, 0.0), 1.0) / taken
 
     def learn_from_slope(self, found: Evidence, slope: float) -> None:
         """Where the loss after a step is a guess, or not known: the slope of the next batch along the update.
