@@ -189,6 +189,18 @@ def test_looks_become_rarer_where_they_change_little_and_come_back_where_they_ch
     assert gaps[-1] == LONGEST
 
 
+def test_a_state_without_the_time_of_the_last_look_keeps_its_averages() -> None:
+    layer, state = layer_of(nn.Linear(4, 3)), {}
+    for _ in range(100):
+        balanced(layer, torch.randn(64, 4), torch.randn(64, 3), state, ALONE)
+    before = state["input_moments"] / state["input_weight"]
+    for name in ("last_look", "look_every"):
+        del state[name]
+    balanced(layer, torch.randn(64, 4) * torch.tensor([1.0, 1.0, 1.0, 9.0]), torch.randn(64, 3), state, ALONE)
+    after = state["input_moments"] / state["input_weight"]
+    assert float((after - before).norm() / before.norm()) < 0.2
+
+
 @pytest.mark.parametrize("module", [nn.Linear(4, 3), nn.Linear(2 * DENSE, 3), nn.Conv2d(4, 3, 2)])
 def test_a_step_held_by_a_curvature_solves_its_linear_system(module: nn.Linear | nn.Conv2d) -> None:
     """(1 / rate + c M^-1) step = M^-1 gradient."""

@@ -151,7 +151,7 @@ def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: P
     """The factors for inputs x and output gradients p; `state` keeps the running profiles and factors."""
     input_dim, output_dim = layer.feature_dims
     steps = state["balance_looks"] = state.get("balance_looks", 0) + 1
-    since = steps - state.get("last_look", 0)
+    since = steps - state.get("last_look", steps - 1)  # which states of earlier versions do not have
     look = since >= state.get("look_every", 1)
     # what was seen long ago counts as little after rare looks as after many
     decay = DECAY ** (since if steps <= EVERY_STEP else max(1.0, since / REFRESH))

@@ -80,10 +80,12 @@ class Stage:
     def change_by(self, update: Parts) -> None:
         """weights <- weights - update. A large layer has no copy of the old ones if adding the update gives them back.
 
-        Such a copy would take as much memory as the weights, and as long as the subtraction.
+        Such a copy would take as much memory as the weights, and as long as the subtraction. (An accelerator would have
+        to be waited for to know.)
         """
-        precise = self.weights[0].dtype.itemsize >= 4
-        if not precise or self.weights[0].numel() < COPIED or not self._is_small(update):
+        weight = self.weights[0]
+        precise, waits = weight.dtype.itemsize >= 4, weight.device.type != "cpu"
+        if not precise or waits or weight.numel() < COPIED or not self._is_small(update):
             self.keep_weights()
         torch._foreach_sub_(self.weights, update)
         self.update, self.changed = update, True
