@@ -153,7 +153,8 @@ class Parameters:
         gradients = []
         for p in parameters:
             assert p.grad is not None
-            self.state[p].pop("update", None)  # of an earlier step with feedback: no prior for a later one
+            for kept in ("update", "combined_update"):  # of an earlier step with feedback: no prior for a later one
+                self.state[p].pop(kept, None)
             decay = group_of[p]["weight_decay"]
             gradients.append(p.grad + decay * p.detach() if decay else p.grad)
         factors = [float(group_of[p]["lr"]) for p in parameters]

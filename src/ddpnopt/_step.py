@@ -318,9 +318,8 @@ class Step:
 
     def undo(self) -> None:
         """Restore weights and state."""
-        for stage in self.stages:
-            for weight, old in zip(stage.weights, stage.u, strict=True) if stage.changed else ():
-                weight.copy_(old)
+        for stage in reversed(self.stages):
+            stage.restore()
         for p, old in self.weights_before.items():
             p.detach().copy_(old)
         for p, state in self._states:

@@ -97,7 +97,7 @@ def _share_changed(step: Step, norms: list[float]) -> float:
         m = change.shape[outputs] if mixes else count
         size = stage.size * (m**0.5 + (count / m) ** 0.5 if mixes else count**0.5)
         if mixes and norm > max(largest, REACH) * size:  # the Frobenius norm is a bound, enough in most steps
-            norm = spectral_norm(change.movedim(outputs, 0).flatten(1))
+            norm = spectral_norm(change.movedim(outputs, 0).flatten(1), norm)
         largest = max(largest, norm / size)
     return largest
 
@@ -111,13 +111,12 @@ def _mean_share_changed(step: Step, norms: list[float]) -> float:
 
 def _norms(step: Step) -> list[float]:
     """Those of the updates of the weights, without biases; notes whether both are finite."""
-    norms = stacked(torch._foreach_norm([part for update in step.updates for part in update])).tolist()
-    step.finite = math.isfinite(sum(norms))
-    found, k = [], 0
-    for update in step.updates:
-        found.append(norms[k])
-        k += len(update)
-    return found
+    each = list(zip(step.stages, step.updates, strict=True))
+    unknown = [part for stage, update in each if stage.norms is None for part in update]
+    norms = iter(stacked(torch._foreach_norm(unknown)).tolist() if unknown else ())
+    found = [stage.norms or [next(norms) for _ in update] for stage, update in each]
+    step.finite = math.isfinite(sum(norm for of_parts in found for norm in of_parts))
+    return [of_weight for of_weight, *_ in found]
 
 
 def _updates(step: Step) -> list[list[Tensor]]:
@@ -146,6 +145,7 @@ def take_back(opt: DDPNOpt, share: float) -> bool:
     for layer in opt._capture.layers:
         state = opt.state.get(layer.parameters[0], {})
         update = state.pop("update", None)
+        state.pop("combined_update", None)
         if update is None or len(update) != len(layer.parameters):  # a bias has been frozen or unfrozen since
             continue
         known = True
@@ -163,7 +163,11 @@ def keep_update(step: Step) -> None:
     assert step.recording is not None
     for state in step.opt.state.values():  # a layer that took no part has nothing left to do from this step
         state.pop("update", None)
+        state.pop("combined_update", None)
     for update, stage, record in zip(step.updates or _updates(step), step.stages, step.recording.layers, strict=True):
         if stage.decay is not None:  # it asks for its own part again at the next step
             update = [part.sub(decay, alpha=stage.fraction) for part, decay in zip(update, stage.decay, strict=True)]
-        step.opt.state[record.parameters[0]]["update"] = update
+        state = step.opt.state[record.parameters[0]]
+        state["update"] = update
+        if stage.combined is not None and stage.decay is None:
+            state["combined_update"] = stage.combined

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddpnopt.ddp.balance import DECAY, FLOOR
+from ddpnopt.ddp.balance import DECAY, FLOOR, STEADY
 from ddpnopt.ddp.covariance import CHANGED
 from ddpnopt.ddp.value import shares
 from ddpnopt.ddp.value.scale_free import DAMPING, LEAST_LOSS
@@ -34,12 +34,13 @@ class Running:
     weight: float = 0.0
     log_scale: float = 0.0
     used: Tensor | None = None
+    change: float = math.inf  # of the root's square, by the last look
 
-    def see(self, new: Tensor) -> None:
-        mean = new.diagonal().mean() if new.dim() == 2 else new.mean()
-        self.total = DECAY * self.total + (1 - DECAY) * new / mean
-        self.weight = DECAY * self.weight + 1 - DECAY
-        self.log_scale = DECAY * self.log_scale + (1 - DECAY) * float(mean.log())
+    def see(self, new: Tensor, since: int = 1) -> None:
+        mean, decay = new.diagonal().mean() if new.dim() == 2 else new.mean(), DECAY**since
+        self.total = decay * self.total + (1 - decay) * new / mean
+        self.weight = decay * self.weight + 1 - decay
+        self.log_scale = decay * self.log_scale + (1 - decay) * float(mean.log())
 
     @property
     def scale(self) -> float:
@@ -48,7 +49,9 @@ class Running:
     def root(self) -> Tensor:
         """(C + floor)^-1/4 of the matrix; one that has hardly changed keeps its root."""
         C = self.total / self.weight
-        if self.used is None or float((C - self.used).norm()) > CHANGED * float(self.used.norm()):
+        change = math.inf if self.used is None else float((C - self.used).norm()) / float(self.used.norm())
+        self.change = 0.5 * change if change > CHANGED else 0.0
+        if change > CHANGED:
             self.used = C
         values, Q = torch.linalg.eigh(self.used)
         return Q @ torch.diag((values.clamp_min(0) + FLOOR) ** -0.25) @ Q.T
@@ -70,6 +73,9 @@ class Control:
     last: list[Tensor] | None = None  # old minus new weights of the last step
     promised: tuple[float, float] = (0.0, 0.0)  # the decrease by it, and that of unseen samples
     bend: tuple[float, float] = (0.0, 0.0)  # running sum of the change of the slope along it, and of the weights
+    every: int = 1  # steps from one look at the second moments to the next, in the first steps
+    wait: int = 0  # steps until then
+    roots: tuple[Tensor, Tensor] | None = None
     # of one step
     uses: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # input, and output with its graph
     p: list[Tensor] = field(default_factory=list)  # gradients at the outputs
@@ -108,10 +114,15 @@ class Control:
             self.outputs.see(rows.square().mean(0))
             psi = self.outputs.factors()
             return lambda parts: [parts[0] * psi]
-        read = torch.cat([x.reshape(-1, x.shape[-1]) for x, _ in self.uses])
-        self.inputs.see(read.T @ read / len(read))
-        self.outputs.see(rows.T @ rows / len(rows))
-        A, G, column = self.inputs.root(), self.outputs.root(), self.inputs.scale
+        if self.wait == 0 or self.roots is None:
+            read = torch.cat([x.reshape(-1, x.shape[-1]) for x, _ in self.uses])
+            self.inputs.see(read.T @ read / len(read), self.every)
+            self.outputs.see(rows.T @ rows / len(rows), self.every)
+            self.roots = self.inputs.root(), self.outputs.root()
+            changes = self.inputs.change, self.outputs.change
+            self.every = self.wait = max(1, int(self.every * min(2.0, STEADY / max(*changes, 1e-9))))
+        self.wait -= 1
+        (A, G), column = self.roots, self.inputs.scale
         return lambda parts: [G @ parts[0] @ A, *(column * b @ G for b in parts[1:])]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ddpnopt._distributed import ALONE
-from ddpnopt.ddp.balance import DECAY, FLOOR, balanced
+from ddpnopt.ddp.balance import DECAY, FLOOR, LONGEST, REFRESH, balanced
 from ddpnopt.ddp.covariance import DENSE, LEADING, observe, root
 from ddpnopt.linear.layer import Layer
 from ddpnopt.linear.metric import IDENTITY
@@ -143,7 +145,7 @@ def test_leading_directions_of_wide_layers_give_the_root_of_the_whole_matrix() -
         x = 3 * torch.randn(64, rank) @ mixing + torch.randn(64, n)
         observe(x, -1, state, "input", DECAY, ALONE)
         C, weight = DECAY * C + (1 - DECAY) * moments(x, -1), DECAY * weight + 1 - DECAY
-    found = root(state, "input", x, n, FLOOR, -0.25, 1.0)
+    found, _ = root(state, "input", x, n, FLOOR, -0.25, 1.0)
     assert not found.dense
     values, Q = torch.linalg.eigh(C / weight)
     leading = Q[:, -rank:]
@@ -155,6 +157,48 @@ def test_leading_directions_of_wide_layers_give_the_root_of_the_whole_matrix() -
     torch.testing.assert_close(found.times(found.times(a, -1), -1), found.times(a, -1, 2))
     torch.testing.assert_close(found.times(found.times(a, -1), -1, -1), a)
     torch.testing.assert_close(found.times(a.T, 0), found.times(a, -1).T)
+
+
+def test_the_change_of_a_large_root_is_that_of_the_matrices() -> None:
+    n, state, roots = 2 * DENSE, {}, []
+    for k in range(3):
+        observe(torch.randn(64, n) * torch.linspace(0.1, 1 + k, n), -1, state, "input", 0.5, ALONE)
+        found, change = root(state, "input", torch.ones(1), n, FLOOR, -0.25, 1.0 + k)
+        roots.append(found)
+        state["input_root"] = found.kept
+    squares = [found.times(torch.eye(n), -1, 2) / found.kept["factor"] ** 2 for found in roots[1:]]
+    assert change == pytest.approx(float((squares[1] - squares[0]).norm() / squares[0].norm()), rel=1e-2)
+    assert roots[-1].change_from(roots[-1]) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_looks_become_rarer_where_they_change_little_and_come_back_where_they_change() -> None:
+    layer, state, seen = layer_of(nn.Linear(4, 3)), {}, []
+    factors = torch.ones(4)
+    for step in range(1, 401):
+        if step == 200:
+            factors = torch.tensor([1.0, 1.0, 10.0, 100.0])
+        before = state.get("last_look", 0)
+        balanced(layer, factors * torch.randn(512, 4), torch.randn(512, 3), state, ALONE)
+        if state["last_look"] != before:
+            seen.append(step)
+    gaps = [b - a for a, b in pairwise(seen)]
+    assert gaps[0] == 1
+    assert max(gap for gap, at in zip(gaps, seen, strict=False) if at < 180) == LONGEST
+    after = [gap for gap, at in zip(gaps, seen, strict=False) if 200 <= at < 300]
+    assert min(after) <= LONGEST - REFRESH
+    assert gaps[-1] == LONGEST
+
+
+def test_a_state_without_the_time_of_the_last_look_keeps_its_averages() -> None:
+    layer, state = layer_of(nn.Linear(4, 3)), {}
+    for _ in range(100):
+        balanced(layer, torch.randn(64, 4), torch.randn(64, 3), state, ALONE)
+    before = state["input_moments"] / state["input_weight"]
+    for name in ("last_look", "look_every"):
+        del state[name]
+    balanced(layer, torch.randn(64, 4) * torch.tensor([1.0, 1.0, 1.0, 9.0]), torch.randn(64, 3), state, ALONE)
+    after = state["input_moments"] / state["input_weight"]
+    assert float((after - before).norm() / before.norm()) < 0.2
 
 
 @pytest.mark.parametrize("module", [nn.Linear(4, 3), nn.Linear(2 * DENSE, 3), nn.Conv2d(4, 3, 2)])

@@ -66,6 +66,16 @@ def test_the_norm_of_a_change_is_found_at_any_scale(scale: float) -> None:
     torch.manual_seed(0)
     change = torch.randn(40, 30, dtype=torch.float32)
     assert 0.8 <= of_update(scale * change) / (scale * spectral_norm(change)) <= 1.001  # from below
+    size = float((scale * change.double()).norm())
+    assert 0.8 <= of_update(scale * change, size) / (scale * spectral_norm(change)) <= 1.001
+
+
+@pytest.mark.parametrize("shape", [(20, 20), (3, 50), (40, 7), (1, 5)])
+def test_the_norm_of_a_change_in_few_rows_is_within_a_few_percent(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    for rank in (1, 2, min(shape)):
+        change = torch.randn(shape[0], rank) @ torch.randn(rank, shape[1])
+        assert 0.96 <= of_update(change, float(change.norm())) / spectral_norm(change) <= 1.001
 
 
 @pytest.mark.parametrize("last", [nn.Sigmoid(), nn.Softmax(1)], ids=["sigmoid", "softmax"])

@@ -72,6 +72,23 @@ def test_sums_are_exact(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_combinations_of_an_update_follow_from_those_of_the_gradients(name: str) -> None:
+    layer, x, p, _, balance, form = made(name)
+    found = balanced_gradients(layer, x, p, balance, others=B, recompute=None)
+    assert isinstance(found, (Sketched, SketchedProducts))
+    w, last = torch.randn(B).double(), [torch.randn(part.shape).double() for part in found.combine(torch.ones(B))]
+    update = [0.3 * part + 0.5 * old for part, old in zip(found.combine(w), last, strict=True)]
+    sums = found.sum_of(w, 0.3, [(0.5, last)])
+    torch.testing.assert_close(sums, found.of_step(update))
+    again = form(layer, x, p, balance, B)
+    again.know(update, sums)
+    torch.testing.assert_close(again.effect(update), found.effect(update))
+    more = form(layer, x, p, balance, 400 * B)  # other combinations, to which those of a few samples are no use
+    more.know(update, sums)
+    assert more.of_step(update).shape != sums.shape
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_inner_products_and_effects_are_right_on_average(name: str) -> None:
     layer, x, p, _, balance, _ = made(name)
     step = [torch.randn(layer.weight_shape).double()] + [torch.randn(layer.bias_shape).double()] * layer.bias

@@ -26,9 +26,11 @@ from ddpnopt._distributed import Peers
 from ddpnopt.ddp.covariance import Root, note_scale, observe, root, scale
 from ddpnopt.linear.layer import Layer, Parts
 
-DECAY = 0.95  # of the running averages: they cover about the last twenty looks
-EVERY_STEP = 20  # steps in which each batch is looked at; after them every REFRESH-th
+DECAY = 0.95  # of the running averages: they cover the first twenty steps, and about the last eighty later
+EVERY_STEP = 20  # steps in which each batch may be looked at; after them every REFRESH-th at most
 REFRESH = 4
+LONGEST = 16  # steps from one look to the next where looks change little
+STEADY = 0.07  # relative change of the metric by a look: with less the next one comes later
 FLOOR = 0.01  # of a mean square, relative to their mean: a silent feature is not amplified without bound
 ALIKE = 1e-3  # relative to a gradient: how far it may be from a multiple of the weights
 POWER = -0.25  # of a mean square: 1/4 on each side of the Gram matrix is M^1/2
@@ -148,29 +150,48 @@ def _held(gradient: Tensor, size: Tensor, rate: Tensor | float) -> Tensor:
 def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers, name: str = "") -> Balance:
     """The factors for inputs x and output gradients p; `state` keeps the running profiles and factors."""
     input_dim, output_dim = layer.feature_dims
-    looks = state["balance_looks"] = state.get("balance_looks", 0) + 1
-    look = looks <= EVERY_STEP or looks % REFRESH == 0
+    steps = state["balance_looks"] = state.get("balance_looks", 0) + 1
+    since = steps - state.get("last_look", steps - 1)  # which states of earlier versions do not have
+    look = since >= state.get("look_every", 1)
+    # what was seen long ago counts as little after rare looks as after many
+    decay = DECAY ** (since if steps <= EVERY_STEP else max(1.0, since / REFRESH))
+    if look:
+        state["last_look"] = steps
     if layer.mixes_features and input_dim is not None and output_dim is not None:
         if look:
-            _observe_moments(x, p, input_dim, output_dim, state, peers, name)
+            change = _observe_moments(x, p, input_dim, output_dim, state, peers, name, decay)
+            state["look_every"] = _next_look(steps, state.get("look_every", 1), change, peers)
         return Mixing(layer, Root(state["input_root"]), Root(state["output_root"]))
     if look:
         _observe(x, p, input_dim, output_dim, state, peers)
+        state["look_every"] = 1 if steps < EVERY_STEP else REFRESH
     xi, psi = state.get("input_factor"), state.get("output_factor")
     return Diagonal(_along(xi, x, input_dim), _along(psi, p, output_dim), partial(layer.outer_factors, xi, psi))
 
 
+def _next_look(steps: int, every: int, change: float, peers: Peers) -> int:
+    """Steps until the next look, which is to change the metric by STEADY; all processes look at the same steps."""
+    least = 1 if steps < EVERY_STEP else REFRESH
+    if not peers.alone:  # they may round differently, and have to agree
+        change = peers.total(change) / peers.total(1.0)
+    return max(least, min(LONGEST, int(every * min(2.0, STEADY / max(change, 1e-9)))))
+
+
 def _observe_moments(
-    x: Tensor, p: Tensor, input_dim: int, output_dim: int, state: dict[str, Any], peers: Peers, name: str
-) -> None:
-    """Update the running second moments and the roots that follow from them."""
-    observe(x, input_dim, state, "input", DECAY, peers)
-    observe(p, output_dim, state, "output", DECAY, peers)
+    x: Tensor, p: Tensor, input_dim: int, output_dim: int, state: dict[str, Any], peers: Peers, name: str, decay: float
+) -> float:
+    """Update the running second moments and the roots that follow from them; the relative change of the metric."""
+    observe(x, input_dim, state, "input", decay, peers)
+    observe(p, output_dim, state, "output", decay, peers)
     column = scale(state, "input")
-    state["input_root"] = root(state, "input", x, x.shape[input_dim], FLOOR, POWER, 1 / column).kept
-    state["output_root"] = root(state, "output", p, p.shape[output_dim], FLOOR, POWER, column).kept
-    for kept, side in ((state["input_root"], b"input"), (state["output_root"], b"output")):
-        kept["seed"] = crc32(name.encode() + side, state["balance_looks"])  # other combinations at each look
+    changes = []
+    for side, a, dim, factor in (("input", x, input_dim, 1 / column), ("output", p, output_dim, column)):
+        found, change = root(state, side, a, a.shape[dim], FLOOR, POWER, factor)
+        found.kept["seed"] = crc32((name + side).encode(), state["balance_looks"])  # other combinations at each look
+        state[side + "_root"] = found.kept
+        changes.append(change)
+    state.pop("combined_update", None)
+    return max(changes)
 
 
 def _observe(

@@ -17,7 +17,7 @@ from torch import Tensor
 from ddpnopt.ddp.balance import Balance, Diagonal, Mixing
 from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import Layer, Parts, in_precision, per_sample_dot, scale_samples, symmetric_product
-from ddpnopt.linear.linear import Linear, add_weighted
+from ddpnopt.linear.linear import Linear, add_weighted, plus_weighted
 from ddpnopt.linear.metric import IDENTITY, Metric
 from ddpnopt.linear.sample_gradients import ByPlaces, Explicit, SampleGradients, Sums, output_pieces
 
@@ -85,6 +85,10 @@ class OuterProducts:
 
     def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
         add_weighted(u, w, self.raised_x, self.raised_p, alpha)
+
+    def plus(self, step: Parts, share: float, w: Tensor, alpha: float) -> Parts:
+        """share step + alpha M^-1 P_u w, in one call for each part."""
+        return plus_weighted(step, share, w, self.raised_x, self.raised_p, alpha)
 
 
 class Stored(SummedUp):

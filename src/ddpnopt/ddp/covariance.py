@@ -143,6 +143,20 @@ class Root:
             in_precision(self.kept["levels"], a.dtype) * self.kept["factor"]
         )
 
+    def change_from(self, before: Root) -> float:
+        """By how much the square of a large root differs from that of another one, relative to it; without factors."""
+        Q, P, new, old = self.kept["basis"], before.kept["basis"], self.kept["levels"], before.kept["levels"]
+        if self.dense or Q.shape != P.shape:
+            return math.inf
+        new, old = new.square(), old.to(new).square()
+        a, b = new[:-1] - new[-1], old[:-1] - old[-1]  # the squares are rest I + Q a Q' and rest I + P b P'
+        both = torch.vdot(a @ (Q.T @ P.to(Q)).square_(), b)
+        sums = torch.stack([new[-1], old[-1], a.sum(), b.sum(), torch.vdot(a, a), torch.vdot(b, b), both])
+        x, y, of_a, of_b, a2, b2, ab = sums.tolist()
+        n = len(Q)
+        square = n * (x - y) ** 2 + 2 * (x - y) * (of_a - of_b) + a2 + b2 - 2 * ab
+        return math.sqrt(max(0.0, square) / (n * y * y + 2 * y * of_b + b2))
+
     @property
     def mean_square(self) -> float:
         """The mean of the diagonal of the square."""
@@ -257,22 +271,32 @@ def scale(state: dict[str, Any], side: str) -> float:
     return math.exp(0.5 * state[side + "_log_scale"] / state[side + "_weight"]) if side + "_log_scale" in state else 1.0
 
 
-def root(state: dict[str, Any], side: str, like: Tensor, n: int, floor: float, power: float, factor: float) -> Root:
-    """The root factor (C + floor)^power of the running average C of n features, in the precision of `like` at least."""
+def root(
+    state: dict[str, Any], side: str, like: Tensor, n: int, floor: float, power: float, factor: float
+) -> tuple[Root, float]:
+    """The root factor (C + floor)^power of the running average C of n features, in the precision of `like` at least.
+
+    And by how much its square has changed since it was last computed: of a small matrix about 2 |power| times as much
+    as C.
+    """
     if side + "_weight" not in state:  # nothing but zeros so far
         wide = torch.promote_types(like.dtype, torch.float32)
         one = torch.eye(n, dtype=wide, device=like.device)
-        return Root({"levels": one.diagonal().clone(), "basis": one, "factor": factor})
+        return Root({"levels": one.diagonal().clone(), "basis": one, "factor": factor}), math.inf
     weight = state[side + "_weight"]
     moments = state.get(side + "_moments")
     if moments is None:
         basis, values = state[side + "_basis"], state[side + "_values"] / weight
         r = basis.shape[1]
         rest = ((n - values.sum()) / (n - r)).clamp_min(0)  # the mean of all levels is 1
-        return Root({"levels": (torch.cat([values, rest[None]]) + floor) ** power, "basis": basis, "factor": factor})
+        found = Root({"levels": (torch.cat([values, rest[None]]) + floor) ** power, "basis": basis, "factor": factor})
+        before = state.get(side + "_root")
+        return found, math.inf if before is None else found.change_from(Root(before))
     used, current = in_precision(state.get(side + "_used"), moments.dtype), moments / weight
-    if used is not None and float(torch.dist(current, used)) <= CHANGED * state[side + "_norm"]:
-        return Root(state[side + "_root"]).with_factor(factor)
+    change = math.inf if used is None else float(torch.dist(current, used)) / state[side + "_norm"]
+    if change <= CHANGED:
+        return Root(state[side + "_root"]).with_factor(factor), 0.0
     values, Q = torch.linalg.eigh(current)
     state[side + "_used"], state[side + "_norm"] = current, float(torch.linalg.vector_norm(values))
-    return Root({"levels": values.clamp_min_(0).add_(floor).pow_(power), "basis": Q, "factor": factor})
+    levels = values.clamp_min_(0).add_(floor).pow_(power)
+    return Root({"levels": levels, "basis": Q, "factor": factor}), 2 * abs(power) * change

@@ -8,11 +8,13 @@ With Omega and Psi of `Root.sketch`, whose outer products are the identity on av
 
 is unbiased and costs a k-th part; so do the effects of a step on the samples. Both are known to about 1 / k of the
 norms, independently in each layer, and new combinations are drawn whenever the factors of the balance are refreshed.
-The weighted sum, which is the update, is exact.
+The weighted sum, which is the update, is exact. Its own combinations, which the next step asks for, are the same sum
+of the combined gradients: the weights need not be gone through until new combinations are drawn.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from math import ceil, prod
 from typing import Protocol
@@ -24,7 +26,7 @@ from ddpnopt.ddp.balance import Mixing
 from ddpnopt.ddp.balanced import EMPTY, BalancedGradients, OneGradient, OuterProducts
 from ddpnopt.ddp.covariance import Root
 from ddpnopt.linear.convolution import Conv
-from ddpnopt.linear.layer import Layer, Parts, in_precision, per_sample_dot
+from ddpnopt.linear.layer import Layer, Parts, in_precision, per_sample_dot, scale_samples
 from ddpnopt.linear.linear import Linear, RankOne
 from ddpnopt.linear.metric import IDENTITY
 from ddpnopt.linear.sample_gradients import Explicit
@@ -63,8 +65,48 @@ class Sketch(BalancedGradients, Protocol):
     def effect_at(self, x: Tensor, step: Parts) -> Tensor:
         """<p_h[i], g(x_i, step)> for other inputs x: (B,)."""
 
+    def know(self, step: Parts, combined: Tensor) -> None:
+        """Take the combinations of a step, which are known, unless they are those of another number of samples."""
 
-class Sketched(OneGradient):
+    def sum_of(self, w: Tensor, eta: float, steps: list[tuple[float, Parts]]) -> Tensor:
+        """The combinations of eta M^-1 P_u w and of multiples of other steps together."""
+
+
+class _KnownSteps(ABC):
+    """Combinations of steps, each computed once."""
+
+    balance: Mixing
+    k: int
+
+    def __init__(self, shape: tuple[int, ...], dims: tuple[int, int]) -> None:
+        self._shape, self._dims = shape, dims  # of the combinations; of a weight, those of inputs and of outputs
+        self._known: list[tuple[Parts, Tensor]] = []
+
+    @abstractmethod
+    def weighted(self, w: Tensor) -> Tensor:
+        """The combinations of M^-1 P_u w, from those of the gradients."""
+
+    def know(self, step: Parts, combined: Tensor) -> None:
+        if combined.shape == self._shape:
+            self._known.append((step, in_precision(combined, step[0].dtype)))
+
+    def of_step(self, step: Parts) -> Tensor:
+        """Those of the weight alone."""
+        for known, combined in self._known:
+            if known is step:
+                return combined
+        combined = _step_combined(self._dims, self.balance, step[0], self.k)
+        self._known.append((step, combined))
+        return combined
+
+    def sum_of(self, w: Tensor, eta: float, steps: list[tuple[float, Parts]]) -> Tensor:
+        total = self.weighted(w).mul_(eta)
+        for share, step in steps:
+            total.add_(self.of_step(step), alpha=share)
+        return total
+
+
+class Sketched(OneGradient, _KnownSteps):
     """A layer whose weights act at several places of each sample: explicit gradients of a smaller one."""
 
     balance: Mixing
@@ -75,6 +117,7 @@ class Sketched(OneGradient):
         self.k = combinations(layer, samples)
         shape = (min(layer.weight_shape[0], self.k), min(layer.weight_shape[1], self.k), *layer.weight_shape[2:])
         self.small = replace(layer, weight_shape=shape, bias=False)
+        _KnownSteps.__init__(self, shape, layer.weight_dims)
         dim = layer.feature_dims[1]
         assert dim is not None
         self._p = _combined(balance.output_root, p, dim, self.k)
@@ -95,17 +138,19 @@ class Sketched(OneGradient):
         return self._explicit
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
-        found = self.combined().gram(IDENTITY), [self.effect(step) for step in steps]
-        self._explicit = None
-        return found
+        return self.combined().gram(IDENTITY), [self.effect(step) for step in steps]
 
     def effect(self, step: Parts) -> Tensor:
-        weight = _step_combined(self.layer, self.balance, step[0], self.k)
-        return self._with_bias(self.combined().weight.flatten(1) @ weight.flatten(), step)
+        gradients = self.combined().weight.flatten(1)
+        return self._with_bias(gradients @ in_precision(self.of_step(step).flatten(), gradients.dtype), step)
+
+    def weighted(self, w: Tensor) -> Tensor:
+        gradients = self.combined().weight.flatten(1)
+        return torch.mv(gradients.T, in_precision(w, gradients.dtype)).view(self._shape)
 
     def effect_at(self, x: Tensor, step: Parts) -> Tensor:
-        weight = _step_combined(self.layer, self.balance, step[0], self.k)
-        effect = per_sample_dot(self._p, self.small.apply(self._inputs(in_precision(x, self.x.dtype)), [weight]))
+        x = self._inputs(in_precision(x, self.x.dtype))
+        effect = per_sample_dot(self._p, self.small.apply(x, [in_precision(self.of_step(step), x.dtype)]))
         return self._with_bias(effect, step)
 
     def _with_bias(self, effect: Tensor, step: Parts) -> Tensor:
@@ -118,13 +163,14 @@ class Sketched(OneGradient):
         return [*found, self.balance.output_root.times(torch.mv(self._sums.T, in_precision(w, self._sums.dtype)), 0, 2)]
 
 
-class SketchedProducts(OuterProducts):
+class SketchedProducts(OuterProducts, _KnownSteps):
     """A linear layer on (B, n) inputs: inner products of the combinations, each sample's with its exact norm."""
 
     def __init__(self, layer: Linear, x: Tensor, p: Tensor, balance: Mixing, samples: int) -> None:
         super().__init__(layer, x, p, balance)
         self.balance, self.k = balance, combinations(layer, samples)
         self._x, self._p = self._inputs(x), _combined(balance.output_root, p, -1, self.k)
+        _KnownSteps.__init__(self, (self._p.shape[1], self._x.shape[1]), layer.weight_dims)
 
     def _inputs(self, x: Tensor) -> Tensor:
         return _combined(self.balance.input_root, x, -1, self.k)
@@ -143,9 +189,12 @@ class SketchedProducts(OuterProducts):
         return self._effect(self._inputs(in_precision(x, self.x.dtype)), step)
 
     def _effect(self, combined: Tensor, step: Parts) -> Tensor:
-        weight = _step_combined(self.layer, self.balance, step[0], self.k)
+        weight = in_precision(self.of_step(step), combined.dtype)
         effect = torch.linalg.vecdot(self._p, combined @ weight.T)
         return effect.addmv_(self.p, step[1]) if len(step) > 1 else effect
+
+    def weighted(self, w: Tensor) -> Tensor:
+        return scale_samples(w, self._p).T @ self._x
 
 
 def _combined(root: Root, a: Tensor, dim: int, k: int) -> Tensor:
@@ -153,9 +202,9 @@ def _combined(root: Root, a: Tensor, dim: int, k: int) -> Tensor:
     return root.sketch(a, dim, k) if a.shape[dim] > k else root.times(a, dim)
 
 
-def _step_combined(layer: Layer, balance: Mixing, weight: Tensor, k: int) -> Tensor:
+def _step_combined(dims: tuple[int, int], balance: Mixing, weight: Tensor, k: int) -> Tensor:
     """The same combinations of a step in the weight; of the outputs first, which are in front: no copy is needed."""
-    for root, dim in ((balance.output_root, layer.weight_dims[1]), (balance.input_root, layer.weight_dims[0])):
+    for root, dim in ((balance.output_root, dims[1]), (balance.input_root, dims[0])):
         many = weight.shape[dim] > k
         weight = root.sketch(weight, dim, k, inverse=True) if many else root.times(weight, dim, -1)
     return weight

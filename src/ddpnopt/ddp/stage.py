@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,14 +12,15 @@ from torch import Tensor
 
 from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp.balance import Balance
-from ddpnopt.ddp.balanced import BalancedGradients, Stored
+from ddpnopt.ddp.balanced import BalancedGradients, OuterProducts, Stored, SummedUp
 from ddpnopt.ddp.balanced_forms import balanced_gradients, sketched
 from ddpnopt.ddp.sketched import Sketch, Sketched, SketchedProducts
-from ddpnopt.linear.layer import Layer, Parts, add, in_precision, per_sample_dot
+from ddpnopt.linear.layer import Layer, Parts, add, in_precision, per_sample_dot, stacked
 from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import Explicit, SampleGradients, Sums
 
 EMPTY = torch.empty(0)
+COPIED = 2**14  # weights up to which a layer keeps a copy of them during a step
 
 
 @dataclass(eq=False)
@@ -28,7 +30,7 @@ class Stage:
     name: str
     layer: Layer
     x: Tensor  # (B, …)
-    u: Parts  # nominal weights; a copy of them once `weights` has been changed
+    u: Parts  # nominal weights; where `kept` a copy of them, otherwise they change with `weights`
     eta: float  # Q_uu = M / eta
     p_h: list[Tensor]  # per column (the gradient of the batch loss first): cotangents at the output
     p_x: list[Tensor | None]  # … and at the input, through this layer; None where it was not recorded
@@ -46,8 +48,11 @@ class Stage:
     decay: Parts | None = None  # the one of them that goes down the stage cost alone
     fraction: float = 1.0  # of the prior that the step takes
     size: float = 1.0  # root mean square of the weights, where eta is relative to it
-    changed: bool = field(default=False, init=False)  # whether `weights` differ from u
-    update: Parts | None = field(default=None, init=False)  # old minus new weights, where the ledger has needed them
+    changed: bool = field(default=False, init=False)  # whether `weights` differ from the nominal ones
+    update: Parts | None = field(default=None, init=False)  # old minus new weights, where they are known
+    combined: Tensor | None = field(default=None, init=False)  # its combinations, in a large layer
+    norms: list[float] | None = field(default=None, init=False)  # of its parts, where they are known
+    kept: bool = field(default=False, init=False)  # whether u is a copy of the nominal weights
     _gradients: SampleGradients | None = field(default=None, init=False)
     _balanced: BalancedGradients | None = field(default=None, init=False)
 
@@ -61,6 +66,45 @@ class Stage:
         """Drop the tensors of the size of the activations."""
         self.x, self.p_h, self.p_x, self.later = EMPTY, [], [], None
         self._gradients = self._balanced = None
+
+    def recall(self, last: Parts | None) -> None:
+        """Take up the combinations of the last update, where they are known from the step before."""
+        combined = self.state.pop("combined_update", None)
+        if combined is not None and last is not None and self.sketched is not None:
+            self.sketched.know(last, combined)
+
+    def keep_weights(self) -> None:
+        """Copy the nominal weights before they are changed."""
+        self.u, self.kept, self.changed = [w.clone() for w in self.weights], True, True
+
+    def change_by(self, update: Parts) -> None:
+        """weights <- weights - update. A large layer has no copy of the old ones if adding the update gives them back.
+
+        Such a copy would take as much memory as the weights, and as long as the subtraction. (An accelerator would have
+        to be waited for to know.)
+        """
+        weight = self.weights[0]
+        precise, waits = weight.dtype.itemsize >= 4, weight.device.type != "cpu"
+        if not precise or waits or weight.numel() < COPIED or not self._is_small(update):
+            self.keep_weights()
+        torch._foreach_sub_(self.weights, update)
+        self.update, self.changed = update, True
+        if not precise:  # what rounding leaves of it
+            self.update = list(torch._foreach_sub(self.u, self.weights))
+
+    def _is_small(self, update: Parts) -> bool:
+        """Whether the layer changes by no more than its size, so that rounding leaves what was there."""
+        self.norms = stacked(torch._foreach_norm(update)).tolist()
+        return math.hypot(*self.norms) <= self.size * self.weights[0].numel() ** 0.5
+
+    def restore(self) -> None:
+        """Give the weights their nominal values again."""
+        if not self.changed:
+            return
+        if self.kept:
+            torch._foreach_copy_(self.weights, self.u)
+        elif self.update is not None:
+            torch._foreach_add_(self.weights, self.update)
 
     @property
     def has_input_gradients(self) -> bool:
@@ -145,6 +189,28 @@ class Direction:
             for weight, part in zip(u, rest, strict=True):
                 weight.add_(part, alpha=alpha)
 
+    def plus(self, step: Parts, share: float, alpha: float) -> Parts:
+        """share step + alpha d, as new tensors, with as few calls and passes over the weights as there are."""
+        gradients, w = self.gradients, self.w
+        if gradients is not None and w is not None and self.l_u is None and self.peers.alone:
+            if isinstance(gradients, OuterProducts) and step[0].numel() < COPIED:
+                return gradients.plus(step, share, w, alpha)
+            if isinstance(gradients, SummedUp):
+                own = gradients.combine(w * alpha)
+                if _are_alike(own, step):
+                    return list(torch._foreach_add(own, step, alpha=share))
+                found = list(torch._foreach_mul(step, share))
+                torch._foreach_add_(found, own)
+                return found
+        found = list(torch._foreach_mul(step, share))
+        self.add_to(found, alpha)
+        return found
+
+
+def _are_alike(a: Parts, b: Parts) -> bool:
+    """Whether the parts have the same precision and the same order in memory."""
+    return all(p.dtype == q.dtype and p.stride() == q.stride() for p, q in zip(a, b, strict=True))
+
 
 Policy = Callable[[Tensor | None], Direction]
 """d(x^), so that du = -eta M^-1 d; None stands for dx = 0."""
@@ -192,7 +258,9 @@ class Displacement:
                 own = own - per_sample_dot(stage.p_x[0], x_hat.to(stage.x.dtype), stage.x)
             entries = [own]
         else:
-            update = stage.update = list(torch._foreach_sub(stage.u, stage.weights))
+            if stage.update is None:
+                stage.update = list(torch._foreach_sub(stage.u, stage.weights))
+            update = stage.update
             x_hat = x_hat.to(stage.x.dtype)
             if stage.later is not None:  # which have not run yet: the new weights on the recorded inputs
                 x_hat = stage.layer.together([x_hat, stage.later])

@@ -66,13 +66,14 @@ def forward_pass(
         """Line 16: u* = u + du*(dx)."""
         stage, (policy, metric) = stages[t], policies[t]
         d = policy(x_hat)
-        stage.u, stage.changed = [w.clone() for w in stage.weights], True
         if stage.balance is not None:
             _update_balanced(stage, d, policy, log)
-        elif plain and not stage.momentum:
-            d.add_to(stage.weights, -stage.eta)
         else:
-            _update(stage, d, policy, metric, curvature, log)
+            stage.keep_weights()
+            if plain and not stage.momentum:
+                d.add_to(stage.weights, -stage.eta)
+            else:
+                _update(stage, d, policy, metric, curvature, log)
         if ledger:
             assert x_hat is not None
             x_hats[t] = x_hat
@@ -118,9 +119,19 @@ def _update_balanced(stage: Stage, d: Direction, policy: Policy, log: Log | None
         open_loop = policy(None).parts()
         feedback = [a - b for a, b in zip(d.parts(), open_loop, strict=True)]
         log[stage.name] = LayerReport(*(stage.eta * norm(part) for part in (open_loop, feedback, d.parts())))
-    d.add_to(stage.weights, -stage.eta)
-    for share, step in stage.prior:
-        torch._foreach_sub_(stage.weights, step, alpha=stage.fraction * share)
+    if stage.prior:
+        (share, step), *others = stage.prior
+        update = d.plus(step, stage.fraction * share, stage.eta)
+        for share, step in others:
+            torch._foreach_add_(update, step, alpha=stage.fraction * share)
+    else:
+        update = list(torch._foreach_mul(d.parts(), stage.eta))
+    stage.change_by(update)
+    sketched = stage.sketched
+    if sketched is not None and stage.update is update and d.w is not None and stage.peers.alone:
+        steps = [(stage.fraction * share, step) for share, step in stage.prior]
+        stage.combined = sketched.sum_of(d.w, stage.eta, steps)
+        sketched.know(update, stage.combined)
 
 
 def descend(

@@ -148,3 +148,10 @@ def add_weighted(u: list[Tensor], w: Tensor, x: Tensor, p: Tensor, alpha: float)
     # a few samples at a time bound the memory of the weighted gradients
     for some, rows, inputs in zip(w.split(SAMPLES), columns.split(SAMPLES, 1), x.split(SAMPLES), strict=True):
         u[0].addmm_(rows * some, inputs, alpha=alpha)
+
+
+def plus_weighted(step: Parts, share: float, w: Tensor, x: Tensor, p: Tensor, alpha: float) -> Parts:
+    """share step + alpha sum_i w_i x~_i (x) p_i, for [W] or [W, b]."""
+    w, columns = in_precision(w, p.dtype), p.T
+    weight = torch.addmm(step[0], columns * w, x, beta=share, alpha=alpha)
+    return [weight, *(torch.addmv(part, columns, w, beta=share, alpha=alpha) for part in step[1:])]

@@ -107,16 +107,17 @@ class ScaleFree(Batch):
         if self.peers.alone:
             own = gradients = stage.balanced_gradients()
             steps, cost = self._set_prior(stage)
+            stage.recall(steps[0][1] if self._knows_last else None)
             K, found = gradients.couple([step for _, step in steps] + cost)
             effects = self._effects_of(stage, l_u, steps, found)
         else:
-            coupling, combined = self._coupling or Coupling(stage), stage.sketched
+            coupling, sketched = self._coupling or Coupling(stage), stage.sketched
             self._coupling = None
             steps, cost = self._set_prior(stage)
             p, layer = stage.p_h[0], stage.layer
             asked = [step for _, step in steps] + cost
-            if combined is not None:
-                own, found = combined, [combined.effect(step) for step in asked]
+            if sketched is not None:
+                own, found = sketched, [sketched.effect(step) for step in asked]
             else:
                 own = Scaled(stage.gradients(coupled=True), stage.balance)
                 found = [per_sample_dot(p, layer.apply(stage.x, step)) for step in asked]

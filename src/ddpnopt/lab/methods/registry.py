@@ -24,7 +24,7 @@ from torch.optim import SGD, Optimizer
 from ddpnopt import EKFAC, KFAC, DDPNOpt
 from ddpnopt._options import DEFAULTS
 from ddpnopt.ddp.balance import EVERY_STEP
-from ddpnopt.ddp.balance import REFRESH as LOOKS
+from ddpnopt.ddp.balance import LONGEST as LOOKS
 from ddpnopt.ddp.value.damping import EARLY
 from ddpnopt.errors import OptionError
 from ddpnopt.lab.baselines import SGDVGR, EKFACOptimizer, KFACOptimizer, VanillaDDP

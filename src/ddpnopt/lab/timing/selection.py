@@ -17,4 +17,4 @@ def timed_methods(names: Iterable[str]) -> list[Method]:
 
 def affordable(chosen: Iterable[Method], network: Network) -> list[Method]:
     """Without the methods that decompose large matrices, on a network where that takes minutes per step."""
-    return [method for method in chosen if not (network.large and method.timing.period >= REFRESH)]
+    return [method for method in chosen if not (network.large and method.timing.period == REFRESH)]
