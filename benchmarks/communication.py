@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -57,19 +57,20 @@ class SlowGroup(Group):
             yield
 
 
-def looks(widths: Widths) -> tuple[int, int]:
-    """Bytes and collectives of one look at the second moments: a count for each side of a layer, and its matrix."""
-    sides = [width for layer in pairwise(widths) for width in layer]
-    followed = LEADING + MORE
-    matrices = [n * n if n <= DENSE else n * followed + followed * followed for n in sides]
-    return sum(8 + 4 * numbers for numbers in matrices), sum(2 if n <= DENSE else 3 for n in sides)
+def looks(widths: Widths, looked: Sequence[float] = ()) -> tuple[float, float]:
+    """Bytes and collectives of looks at the second moments; `looked` is the share of the steps that have one, by layer.
+
+    There is a count for each side of a layer, and its matrix, and the time of the next look is agreed on.
+    """
+    followed, size, number = LEADING + MORE, 0.0, 0.0
+    for share, layer in zip(looked or [1.0] * (len(widths) - 1), pairwise(widths), strict=True):
+        matrices = [n * n if n <= DENSE else n * followed + followed * followed for n in layer]
+        size += share * (8 + sum(8 + 4 * numbers for numbers in matrices))
+        number += share * (1 + sum(2 if n <= DENSE else 3 for n in layer))
+    return size, number
 
 
-def share_of_looks(form: str) -> float:
-    return 1 / REFRESH if form.endswith("later") else 1.0
-
-
-def payload(form: str, widths: Widths, b: int, B: int) -> tuple[float, float]:
+def payload(form: str, widths: Widths, b: int, B: int, looked: Sequence[float] = ()) -> tuple[float, float]:
     """Bytes that one process puts into sums and into gathers in one step; float32, one column per sample."""
     layers = list(pairwise(widths))
     T = len(layers)
@@ -85,19 +86,19 @@ def payload(form: str, widths: Widths, b: int, B: int) -> tuple[float, float]:
     if form == "batch":
         return sums, gathers
     slopes, prior = 8 + 4 * T, T * 4 * b  # of the last step, and what its memory does to each sample
-    return sums + slopes + share_of_looks(form) * looks(widths)[0], gathers + prior
+    return sums + slopes + looks(widths, looked)[0], gathers + prior
 
 
-def collectives(form: str, widths: Widths) -> float:
+def collectives(form: str, widths: Widths, looked: Sequence[float] = ()) -> float:
     T = len(widths) - 1
     if form in ("outer", "full"):
         return T + 3
-    return 4 * T + 5 if form == "batch" else 4 * T + 7 + share_of_looks(form) * looks(widths)[1]
+    return 4 * T + 5 if form == "batch" else 4 * T + 7 + looks(widths, looked)[1]
 
 
-def sent(form: str, widths: Widths, b: int, size: int) -> float:
+def sent(form: str, widths: Widths, b: int, size: int, looked: Sequence[float] = ()) -> float:
     """Bytes that one process sends in one step: sums go twice around a ring in pieces, gathers once as a whole."""
-    sums, gathers = payload(form, widths, b, b * size)
+    sums, gathers = payload(form, widths, b, b * size, looked)
     return 2 * (size - 1) / size * sums + (size - 1) * gathers
 
 
@@ -146,30 +147,38 @@ def stepper(form: str, b: int) -> tuple[DDPNOpt, SlowGroup, Callable[[int], None
     return opt, group, step
 
 
+def last_looks(opt: DDPNOpt) -> list[int]:
+    """The step at which each layer has last looked at its second moments."""
+    states = [opt.state.get(p, {}) for group in opt.param_groups for p in group["params"] if p.dim() > 1]
+    return [state.get("last_look", 0) for state in states]
+
+
 def count(form: str, b: int, steps: int) -> dict[str, object]:
     """Of one process and step, on average over steps whose first sweep was accepted."""
     size = dist.get_world_size()
     opt, group, step = stepper(form, b)
-    window = REFRESH if form.endswith("later") else 1  # steps of which one looks at the second moments
-    found, number = [], 0
-    while len(found) * window < steps:
+    found: list[tuple[float, ...]] = []
+    number, looks_of = 0, [[0.0] for _ in pairwise(WIDTHS)]
+    while len(found) < steps:
         dist.barrier()
         calls, before, wire = group.calls.total(), group.payload.total(), loopback()
-        repeated = opt.report.shortened
-        for _ in range(window):
-            step(number)
-            number += 1
+        repeated, last = opt.report.shortened, last_looks(opt)
+        step(number)
+        number += 1
         dist.barrier()
         if opt.report.shortened == repeated:
             found.append((group.calls.total() - calls, group.payload.total() - before, loopback() - wire))
-    counted, sent_by_one, carried = (sum(column) / len(found) / window for column in zip(*found, strict=True))
+            for seen, old, new in zip(looks_of, last, last_looks(opt), strict=True):
+                seen.append(float(new != old))
+    counted, sent_by_one, carried = (sum(column) / len(found) for column in zip(*found, strict=True))
+    looked = [sum(seen) / len(found) for seen in looks_of] if form.startswith("automatic") else []
     numbers = {
         "collectives": counted,
-        "collectives, model": collectives(form, WIDTHS),
+        "collectives, model": collectives(form, WIDTHS, looked),
         "payload": sent_by_one,
-        "payload, model": sum(payload(form, WIDTHS, b, size * b)),
+        "payload, model": sum(payload(form, WIDTHS, b, size * b, looked)),
         "carried": carried,
-        "carried, model": size * sent(form, WIDTHS, b, size),
+        "carried, model": size * sent(form, WIDTHS, b, size, looked),
     }
     return {"form": form, **{name: f"{value:,.0f}" for name, value in numbers.items()}}
 

@@ -59,6 +59,10 @@ class Peers:
         """The sum of a number."""
         return value
 
+    def mean(self, value: float) -> float:
+        """A number on which all processes agree."""
+        return value
+
 
 ALONE = Peers()
 
@@ -201,6 +205,9 @@ class Together(Peers):
         flat = torch.tensor([value], dtype=torch.float64, device=self.device)
         self.group.reduce(flat)
         return float(flat)
+
+    def mean(self, value: float) -> float:
+        return self.total(value) / self.group.size
 
     @property
     def device(self) -> torch.device:

@@ -48,6 +48,7 @@ NOT_MEASURED: dict[str, dict[str, tuple[str, ...]]] = {
             "(8 bytes)",
             "(4 T)",
             "(4 b for each layer)",
+            "the next look (8)",
             "a count (8)",
             "4 n^2 bytes",
             "4 k n + 4 k^2",

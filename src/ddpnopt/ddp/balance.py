@@ -172,8 +172,7 @@ def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: P
 def _next_look(steps: int, every: int, change: float, peers: Peers) -> int:
     """Steps until the next look, which is to change the metric by STEADY; all processes look at the same steps."""
     least = 1 if steps < EVERY_STEP else REFRESH
-    if not peers.alone:  # they may round differently, and have to agree
-        change = peers.total(change) / peers.total(1.0)
+    change = peers.mean(change)  # they may round differently, and have to agree
     return max(least, min(LONGEST, int(every * min(2.0, STEADY / max(change, 1e-9)))))
 
 
