@@ -50,9 +50,9 @@ class SeedRuns:
         return sum(run.diverged for run in self.runs)
 
     @property
-    def stuck(self) -> int:
-        """Runs that learned next to nothing: their training loss is still near that of guessing."""
-        return sum(not run.diverged and run.train_loss > LEARNED * self.task.untrained.loss for run in self.runs)
+    def learned(self) -> list[bool]:
+        """Which runs learned something: they did not diverge, and their training loss is not near that of guessing."""
+        return [not run.diverged and run.train_loss <= LEARNED * self.task.untrained.loss for run in self.runs]
 
     def accuracies(self) -> list[float]:
         return [counted(run, self.task).metric for run in self.runs]
