@@ -13,7 +13,7 @@ from ddpnopt.lab.paper.fig_grid_claims import CLOSE
 from ddpnopt.lab.paper.item import Claim, Context, Item, Result, Table
 from ddpnopt.lab.paper.item_runs import SeedRuns, how_run, outcomes, seeds_of
 from ddpnopt.lab.paper.readings import Reading
-from ddpnopt.lab.paper.verdicts import RULE, Estimate, difference, held_elsewhere, open_because
+from ddpnopt.lab.paper.verdicts import Estimate, difference, held_elsewhere, open_because, rule
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def run(context: Context) -> Result:
         f"{how_run(context, digits_task(context), len(seeds))} {SETUP}",
         f"DDPNOpt in the reading '{context.judged.label}', see fig-grid. The paper does not say which eps on V_xx its "
         "tables have; here it is zero.",
-        f"A claim holds or fails where the difference, seed by seed, exceeds {RULE}; else it is open.",
+        f"A claim holds or fails where the difference, seed by seed, exceeds {rule(len(seeds))}; else it is open.",
     ]
     notes += _far_baselines([base for base, _ in by_reading[context.judged]])
     return Result(claims, [*tables, _readings(by_reading)], notes=notes)
@@ -122,7 +122,7 @@ def _readings(found: Mapping[Reading, Sequence[Pair]]) -> Table:
         {
             "V_xx": reading.label,
             "table": str(paper.number),
-            "change of the training loss": difference(ours.losses(), base.losses()).text(3),
+            "change of the training loss": difference(ours.losses(), base.losses()).text(4),
             "paper's change": f"{paper.loss[1] - paper.loss[0]:+.3f}",
             "change of the accuracy": difference(ours.accuracies(), base.accuracies()).text(2),
             "paper's": f"{paper.accuracy[1] - paper.accuracy[0]:+.2f}",
@@ -165,7 +165,7 @@ def _claims(paper: PublishedTable, base: SeedRuns, ours: SeedRuns) -> list[Claim
                 f"Table {paper.number}: feedback {word} the {name} of {paper.label} at learning rate {paper.lr:g}",
                 holds,
                 f"{known[0]:.{digits}f} to {known[1]:.{digits}f}",
-                f"{pair[0].text(digits)} to {pair[1].text(digits)}, {change.text(digits)} seed by seed",
+                f"{pair[0].text(digits)} to {pair[1].text(digits)}, {change.text(digits + 1)} seed by seed",
                 _why(holds, change),
             )
         )

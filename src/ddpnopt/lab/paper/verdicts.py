@@ -24,7 +24,15 @@ TWO_LOOKS = 1.111
 """Pocock's bound for two looks at the same data, 2.178 standard errors, over that for one, 1.960."""
 MOST_SEEDS = 2000
 """More than anybody will run."""
+
+
 RULE = "its margin of error, 95 % by Student's t over the seeds"
+
+
+def rule(seeds: int) -> str:
+    """What a difference has to exceed, with so many seeds."""
+    looks = f", wider because the first {USUAL_SEEDS} had been looked at before" if seeds > USUAL_SEEDS else ""
+    return RULE + looks
 
 
 def standard_errors(seeds: int, comparisons: int = 1) -> float:
