@@ -16,6 +16,7 @@ from ddpnopt.lab.paper.verdicts import (
     USUAL_SEEDS,
     Estimate,
     all_of,
+    better,
     difference,
     fair,
     jackknife,
@@ -109,6 +110,12 @@ def test_one_rival_ahead_refutes_with_fewer_seeds_than_all_behind() -> None:
     assert joint_seeds([near, far]) == far.decisive_seeds
     assert joint_seeds([near, far, ahead]) == ahead.decisive_seeds
     assert joint_seeds([near, Estimate(0.0, 0.4, 30)]) is None
+
+
+def test_equal_accuracies_are_not_better_by_rounding() -> None:
+    step = 100 / 359
+    assert not better([90 + step - 90, 3 * step, -step, -3 * step])
+    assert better([0.0, 0.0, step])
 
 
 def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:

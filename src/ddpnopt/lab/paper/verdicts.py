@@ -22,6 +22,7 @@ USUAL_SEEDS = 30
 """More are run only where so many have left a claim open."""
 TWO_LOOKS = 1.111
 """Pocock's bound for two looks at the same data, 2.178 standard errors, over that for one, 1.960."""
+ROUNDING = 1e-9
 MOST_SEEDS = 2000
 """More than anybody will run."""
 
@@ -123,6 +124,11 @@ class Estimate:
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
     """Of the seeds that both have, which are the first ones of each."""
     return Estimate.of(a - b for a, b in zip(ours, theirs, strict=False))
+
+
+def better(gains: Iterable[float]) -> bool:
+    """Above zero on the mean, by more than rounding: accuracies on a small set are often equal."""
+    return fmean(gains) > ROUNDING
 
 
 def jackknife(statistic: Callable[[Sequence[int]], float], seeds: int) -> Estimate:
