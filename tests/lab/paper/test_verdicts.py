@@ -112,6 +112,13 @@ def test_one_rival_ahead_refutes_with_fewer_seeds_than_all_behind() -> None:
     assert joint_seeds([near, Estimate(0.0, 0.4, 30)]) is None
 
 
+def test_a_lead_over_one_of_several_rivals_is_lost_beyond_a_wider_margin_than_it_is_won() -> None:
+    assert Estimate(2.3, 1.0, 30).ahead(4) is True
+    assert Estimate(-2.3, 1.0, 30).ahead(4) is None
+    assert Estimate(-2.3, 1.0, 30).ahead(1) is False
+    assert Estimate(-3.0, 1.0, 30).ahead(4) is False
+
+
 def test_equal_accuracies_are_not_better_by_rounding() -> None:
     step = 100 / 359
     assert not better([90 + step - 90, 3 * step, -step, -3 * step])

@@ -93,6 +93,10 @@ class Estimate:
             return None
         return self.mean > 0
 
+    def ahead(self, rivals: int) -> bool | None:
+        """The verdict on the lead over one of several rivals, where all must be behind and one refutes."""
+        return False if self.behind(rivals) else self.positive or None
+
     def within(self, low: float, high: float) -> bool | None:
         """Whether it lies in a range: None where the error reaches over one of its ends."""
         if not math.isfinite(self.mean) or not math.isfinite(self.error):
