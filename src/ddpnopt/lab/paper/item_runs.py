@@ -17,6 +17,8 @@ from ddpnopt.lab.tables import Spread
 
 def outcomes(context: Context, configs: Sequence[RunConfig], what: str) -> list[Outcome]:
     """The outcome of every configuration: from the store, and what is missing is computed now."""
+    if not configs:  # nothing to tune, or no method that can train the network
+        return []
     context.store_path.parent.mkdir(parents=True, exist_ok=True)
     store = Store(context.store_path)
     try:
