@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ddpnopt.lab.cli import app
-from ddpnopt.lab.paper import digits_runs, fig_dynamics
+from ddpnopt.lab.paper import digits_runs, fig_dynamics, tables6to8
 from ddpnopt.lab.paper import fig_grid_claims as grid
 from ddpnopt.lab.paper.fig_grid_published import GRIDS
 from ddpnopt.lab.paper.item import Context
@@ -291,12 +292,46 @@ def test_the_most_accurate_method_is_judged_seed_by_seed_with_errors() -> None:
         (tuned("emsa", [95.0, 96.0, 95.5], loss=1.05), False),
     ],
 )
-def test_there_is_no_win_against_a_rival_with_one_seed_one_epoch_or_a_run_that_diverged_or_did_not_learn(
+def test_there_is_no_win_against_a_rival_with_one_epoch_or_fewer_than_three_seeds_on_which_it_learned(
     rival: TunedMethod, holds: bool | None
 ) -> None:
     claim = ocp_claim([rival, tuned("ddpnopt-rmsprop", [90.0, 91.0, 90.6])])
     assert claim.holds is holds
     assert bool(claim.why) == (holds is not True)
+
+
+def test_a_rival_is_beaten_on_the_seeds_on_which_it_learned_and_the_others_are_named() -> None:
+    rival = tuned("emsa", [0.0, 80.0, 81.0, 80.5], diverged=1)
+    claim = ocp_claim([rival, tuned("ddpnopt-rmsprop", [90.0, 91.0, 90.6, 90.2])])
+    assert claim.holds is True
+    assert "did not learn: 1 of E-MSA" in claim.ours
+
+
+def pair_of_runs(loss: Sequence[float], accuracy: Sequence[float]) -> tuple[SeedRuns, SeedRuns]:
+    """A baseline, and runs that are lower by `loss` and more accurate by `accuracy`."""
+    base = [outcome(90.0 + seed, 0.1 + 0.01 * seed) for seed in range(len(loss))]
+    ours = [replace(b, metric=b.metric + a, train_loss=b.train_loss - x)
+            for b, x, a in zip(base, loss, accuracy, strict=True)]  # fmt: skip
+    return SeedRuns(base, DIGITS), SeedRuns(ours, DIGITS)
+
+
+def test_most_cases_of_the_tables_are_judged_together() -> None:
+    small, none, worse = [0.001, 0.003, -0.001, 0.002], [0.5, -0.4, 0.1, -0.2], [-0.004, -0.005, -0.004, -0.005]
+    mixed = tables6to8._in_most_cases([pair_of_runs(small, small)] * 3)
+    alone = tables6to8._claims(tables6to8.TABLES[0], *pair_of_runs(small, small))
+    assert [claim.holds for claim in alone.values()] == [None, None], "each within its margin of error"
+    assert mixed.holds is None, "six times the same seeds are not six times the evidence"
+    other = [[0.003, -0.001, 0.002, 0.001], [0.002, 0.001, 0.003, -0.001], [-0.001, 0.002, 0.001, 0.003]]
+    apart = [pair_of_runs(small, other[0]), pair_of_runs(other[1], other[2]), pair_of_runs(small, other[1])]
+    assert tables6to8._in_most_cases(apart).holds is True
+    assert tables6to8._in_most_cases([pair_of_runs(worse, worse)] * 3).holds is False
+    assert tables6to8._in_most_cases([pair_of_runs(none, none)] * 3).holds is None
+
+
+def test_what_the_papers_figures_do_not_show_is_no_claim() -> None:
+    last = tables6to8.TABLES[2]
+    assert last.accuracy[1] < last.accuracy[0]
+    assert list(tables6to8._claims(last, *pair_of_runs([0.1] * 3, [0.1] * 3))) == ["training loss"]
 
 
 def test_without_a_store_the_command_says_that_all_runs_are_computed(

@@ -13,14 +13,18 @@ import pytest
 from ddpnopt.lab.paper import fig_spectrum
 from ddpnopt.lab.paper.readings import READINGS, options
 from ddpnopt.lab.paper.verdicts import (
+    USUAL_SEEDS,
     Estimate,
     all_of,
+    better,
     difference,
     fair,
     jackknife,
     joint_seeds,
+    lead_over,
     open_because,
     standard_errors,
+    student_quantile,
 )
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -40,10 +44,32 @@ def test_chance_alone_decides_one_claim_in_twenty_with_few_seeds_as_with_many(se
     assert 0.04 < decided / len(draws) < 0.06
 
 
-def test_more_seeds_need_fewer_standard_errors_and_never_less_than_two() -> None:
-    needed = [standard_errors(seeds) for seeds in range(3, 80)]
+@pytest.mark.parametrize(
+    ("probability", "degrees", "known"),
+    [(0.975, 2, 4.303), (0.975, 3, 3.182), (0.975, 9, 2.262), (0.975, 29, 2.045), (0.995, 4, 4.604), (0.99, 2, 6.965)],
+)
+def test_the_quantiles_are_those_of_the_tables(probability: float, degrees: int, known: float) -> None:
+    assert student_quantile(probability, degrees) == pytest.approx(known, rel=4e-3)
+
+
+def test_more_seeds_need_fewer_standard_errors_up_to_the_usual_number() -> None:
+    needed = [standard_errors(seeds) for seeds in range(3, USUAL_SEEDS + 1)]
     assert needed == sorted(needed, reverse=True)
-    assert (needed[0], needed[-1]) == (4.30, 2.0)
+    assert (needed[0], needed[-1]) == (pytest.approx(4.30, abs=0.01), pytest.approx(2.045, abs=0.01))
+
+
+def test_chance_alone_decides_one_claim_in_twenty_also_after_a_first_look() -> None:
+    draws = np.random.default_rng(0).normal(size=(6000, 2 * USUAL_SEEDS))
+    later = [Estimate.of(draw).positive is not None for draw in draws.tolist()]
+    bound = standard_errors(2 * USUAL_SEEDS)
+    first = [abs(each.mean) > bound * each.error for each in map(Estimate.of, draws[:, :USUAL_SEEDS].tolist())]
+    assert 0.04 < np.logical_or(later, first).mean() < 0.06
+
+
+def test_the_worst_of_several_rivals_refutes_by_chance_in_one_case_of_forty() -> None:
+    draws = np.random.default_rng(0).normal(size=(3000, 4, 10))
+    refuted = [any(Estimate.of(rival).behind(4) for rival in draw) for draw in draws.tolist()]
+    assert 0.015 < np.mean(refuted) < 0.03
 
 
 def test_differences_are_taken_seed_by_seed() -> None:
@@ -74,7 +100,7 @@ def test_the_seeds_that_would_decide_a_claim_do_and_one_less_does_not(mean: floa
 
 
 def test_an_open_claim_says_how_many_seeds_it_would_take() -> None:
-    assert "about 62 seeds" in open_because("The growth", Estimate(0.028, 0.02, 30))
+    assert "about 76 seeds" in open_because("The growth", Estimate(0.028, 0.02, 30))
     assert "more than 2,000 seeds" in open_because("The growth", Estimate(0.001, 0.02, 30))
     assert "no margin of error" in open_because("The growth", Estimate.of([1.0, 2.0]))
 
@@ -84,6 +110,19 @@ def test_one_rival_ahead_refutes_with_fewer_seeds_than_all_behind() -> None:
     assert joint_seeds([near, far]) == far.decisive_seeds
     assert joint_seeds([near, far, ahead]) == ahead.decisive_seeds
     assert joint_seeds([near, Estimate(0.0, 0.4, 30)]) is None
+
+
+def test_a_lead_over_one_of_several_rivals_is_lost_beyond_a_wider_margin_than_it_is_won() -> None:
+    assert Estimate(2.3, 1.0, 30).ahead(4) is True
+    assert Estimate(-2.3, 1.0, 30).ahead(4) is None
+    assert Estimate(-2.3, 1.0, 30).ahead(1) is False
+    assert Estimate(-3.0, 1.0, 30).ahead(4) is False
+
+
+def test_equal_accuracies_are_not_better_by_rounding() -> None:
+    step = 100 / 359
+    assert not better([90 + step - 90, 3 * step, -step, -3 * step])
+    assert better([0.0, 0.0, step])
 
 
 def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
@@ -101,9 +140,32 @@ def test_one_failure_refutes_and_one_open_part_leaves_open() -> None:
 
 
 def test_losing_needs_no_fair_rival() -> None:
-    assert fair(False, rival_seeds=1, rival_epochs=1, rival_diverged=1) == (False, "")
-    assert fair(True, rival_seeds=3, rival_epochs=2, rival_diverged=0) == (True, "")
-    assert fair(True, rival_seeds=1, rival_epochs=2, rival_diverged=0)[0] is None
+    assert fair(False, rival_seeds=1, rival_epochs=1) == (False, "")
+    assert fair(True, rival_seeds=3, rival_epochs=2) == (True, "")
+    assert fair(True, rival_seeds=2, rival_epochs=2)[0] is None
+    assert fair(True, rival_seeds=3, rival_epochs=1)[0] is None
+
+
+def test_seeds_on_which_the_rival_did_not_learn_win_nothing() -> None:
+    ours, theirs, learned = [80.0, 81.0, 82.0, 83.0], [79.0, 80.1, 81.0, 10.0], [True, True, True, False]
+    verdict, lead = lead_over(ours, theirs, learned, comparisons=1)
+    assert verdict is True
+    assert lead.mean == pytest.approx(0.967, abs=1e-3)
+    level = [80.0, 81.1, 81.9, 10.0]
+    assert lead_over(ours, level, learned, comparisons=1)[0] is None
+    assert lead_over(ours, theirs, [True, True, False, False], comparisons=1)[0] is None
+
+
+def test_own_failures_count_where_the_rival_learned() -> None:
+    verdict, lead = lead_over([10.0, 81.0, 82.0, 83.0], [79.0, 80.0, 81.0, 82.0], [True] * 4, comparisons=1)
+    assert verdict is None
+    assert lead.mean < 0
+
+
+def test_one_of_several_rivals_refutes_beyond_a_wider_margin() -> None:
+    ours, theirs = [0.0, 0.0, 0.0, 0.0], [1.0, 1.2, 0.9, 2.5]
+    assert lead_over(ours, theirs, [True] * 4, comparisons=1)[0] is False
+    assert lead_over(ours, theirs, [True] * 4, comparisons=4)[0] is None
 
 
 def test_every_reading_is_a_few_options_and_a_baseline_has_none_of_them() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -15,16 +15,12 @@ TEST_FRACTION = 0.2
 
 def wine(seed: int = 0) -> Dataset:
     """178 wines, 13 measurements, 3 growers."""
-    from sklearn.datasets import load_wine
-
-    return _from_sklearn("wine", load_wine(), seed)
+    return _from_sklearn("wine", seed)
 
 
 def digits(seed: int = 0) -> Dataset:
     """1,797 handwritten digits of 8x8 pixels."""
-    from sklearn.datasets import load_digits
-
-    return _from_sklearn("digits", load_digits(), seed)
+    return _from_sklearn("digits", seed)
 
 
 def gaussian_clusters(
@@ -49,10 +45,19 @@ def gaussian_clusters(
     return _split(f"gaussian-{classes}", x, y, classes, generator)
 
 
-def _from_sklearn(name: str, bunch: Any, seed: int) -> Dataset:
+def _from_sklearn(name: str, seed: int) -> Dataset:
+    x, y, classes = _read(name)
+    return _split(name, x, y, classes, torch.Generator().manual_seed(seed))
+
+
+@cache
+def _read(name: str) -> tuple[Tensor, Tensor, int]:
+    """Once in a process: to read the text takes as long as to train a small network for an epoch."""
+    from sklearn import datasets
+
+    bunch = {"wine": datasets.load_wine, "digits": datasets.load_digits}[name]()
     x = torch.as_tensor(bunch.data, dtype=torch.float64)
-    y = torch.as_tensor(bunch.target, dtype=torch.int64)
-    return _split(name, x, y, len(bunch.target_names), torch.Generator().manual_seed(seed))
+    return x, torch.as_tensor(bunch.target, dtype=torch.int64), len(bunch.target_names)
 
 
 def _split(name: str, x: Tensor, y: Tensor, classes: int, generator: torch.Generator) -> Dataset:

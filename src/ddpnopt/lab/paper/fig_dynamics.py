@@ -18,7 +18,7 @@ from ddpnopt.lab.paper.fig_grid_published import EKFAC, RMSPROP, SGD, Grid
 from ddpnopt.lab.paper.item import Claim, Context, Item, Picture, Result, Table
 from ddpnopt.lab.paper.item_runs import SeedRuns, how_run, outcomes, seeds_of
 from ddpnopt.lab.paper.readings import Reading
-from ddpnopt.lab.paper.verdicts import RULE, Estimate, difference, held_elsewhere, jackknife, open_because
+from ddpnopt.lab.paper.verdicts import Estimate, difference, held_elsewhere, jackknife, open_because, rule
 
 # The second learning rate of each grid, with the eps that is best there in the paper's table.
 EXAMPLES: Sequence[tuple[Grid, float, float]] = ((SGD, 0.6, 1e-3), (RMSPROP, 0.02, 5e-6), (EKFAC, 0.09, 1e-7))
@@ -74,7 +74,8 @@ def run(context: Context) -> Result:
     notes = [
         f"{how_run(context, digits_task(context), len(seeds))} {SETUP} The runs are those of fig-grid.",
         f"DDPNOpt in the reading '{judged.label}', see fig-grid. Errors: the differences seed by seed; for the "
-        f"variance, leaving out one seed after the other. A claim is decided beyond {RULE}; else it is open.",
+        f"variance, leaving out one seed after the other. A claim is decided beyond {rule(len(seeds))}; else it is "
+        "open.",
         "The paper does not say which settings it shows: these are the second learning rate of each grid, with the eps "
         "that is best there in the paper's table.",
     ]

@@ -22,7 +22,7 @@ from ddpnopt.lab.paper.fig_grid_tables import baselines, distance, readings_tabl
 from ddpnopt.lab.paper.item import Context, Item, Picture, Result
 from ddpnopt.lab.paper.item_runs import how_run
 from ddpnopt.lab.paper.readings import Reading
-from ddpnopt.lab.paper.verdicts import RULE
+from ddpnopt.lab.paper.verdicts import rule
 
 
 def run_grid(context: Context) -> Result:
@@ -54,8 +54,8 @@ def _result(context: Context, grids: Sequence[Grid], name: str) -> Result:
     notes = [
         f"{how_run(context, digits_task(context), found[0].seeds)} {SETUP}",
         *_chosen(context.judged, by_reading),
-        f"A claim holds or fails where the mean over all cells differs from zero by more than {RULE}; within it it is "
-        "open.",
+        f"A claim holds or fails where the mean over all cells differs from zero by more than {rule(found[0].seeds)}; "
+        "within it it is open.",
     ]
     if lost:
         notes.append(

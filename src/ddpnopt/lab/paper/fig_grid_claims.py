@@ -10,7 +10,7 @@ from ddpnopt.lab.paper.captions import verdict
 from ddpnopt.lab.paper.digits_runs import ACCURACY, LOSS, Cells
 from ddpnopt.lab.paper.item import Claim
 from ddpnopt.lab.paper.readings import Reading
-from ddpnopt.lab.paper.verdicts import Estimate, all_of, held_elsewhere, open_because
+from ddpnopt.lab.paper.verdicts import Estimate, all_of, better, held_elsewhere, open_because
 
 CLOSE = 0.2
 """Relative distance up to which a baseline's training loss counts as the paper's."""
@@ -50,21 +50,21 @@ def consistent(each: Cells) -> Claim:
     ours, paper, verdicts, within = [], [], [], []
     for measure, digits in ((LOSS, 3), (ACCURACY, 2)):
         gains = [cell for row in each.gains(measure) for cell in row]
-        better = sum(fmean(cell) > 0 for cell in gains)
+        ahead = sum(map(better, gains))
         overall = Estimate.of(fmean(seed) for seed in zip(*gains, strict=True))
-        most = better > len(gains) / 2
+        most = ahead > len(gains) / 2
         if overall.positive is None:
             within.append(open_because(f"The mean gain in {measure.partition(' (')[0]}", overall))
         verdicts.append(None if overall.positive is None else overall.positive == most and most)
         ours.append(
-            f"{measure.partition(' (')[0]} better in {better} of {len(gains)} cells, "
+            f"{measure.partition(' (')[0]} better in {ahead} of {len(gains)} cells, "
             f"by {overall.text(digits)} on average"
         )
         rows = each.paper(measure)
         if rows:
             sign = -1 if measure == LOSS else 1
-            better = sum(sign * (cell - row[0]) > 0 for row in rows for cell in row[1:])
-            paper.append(f"{better} of {sum(len(row) - 1 for row in rows)}")
+            known = sum(sign * (cell - row[0]) > 0 for row in rows for cell in row[1:])
+            paper.append(f"{known} of {sum(len(row) - 1 for row in rows)}")
     holds = all_of(verdicts)
     return Claim(
         f"{each.grid.label}: feedback improves on the baseline in most settings",

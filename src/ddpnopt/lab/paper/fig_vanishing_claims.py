@@ -274,9 +274,11 @@ def _adaptive(runs: VanishingRuns) -> Claim:
         return [math.inf if run.diverged else fmean(run.losses) for run in runs.of[case]]
 
     sooner = [difference(progress(other), progress(star)) for other in others]
-    holds = all_of(each.positive for each in sooner)
+    verdicts = [each.ahead(len(others)) for each in sooner]
+    holds = all_of(verdicts)
     leads = ", ".join(f"{other.way} {lead.text(2)}" for other, lead in zip(others, sooner, strict=True))
-    decided = would_decide(joint_seeds([each for each in sooner if each.positive is None]), len(runs.of[star]))
+    within = [each for each, verdict in zip(sooner, verdicts, strict=True) if verdict is None]
+    decided = would_decide(joint_seeds(within, len(others)), len(runs.of[star]))
     whys = {
         True: "",
         None: f"Its lead is within its margin of error ({leads}); {decided}.",

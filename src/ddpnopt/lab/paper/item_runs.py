@@ -17,6 +17,8 @@ from ddpnopt.lab.tables import Spread
 
 def outcomes(context: Context, configs: Sequence[RunConfig], what: str) -> list[Outcome]:
     """The outcome of every configuration: from the store, and what is missing is computed now."""
+    if not configs:  # nothing to tune, or no method that can train the network
+        return []
     context.store_path.parent.mkdir(parents=True, exist_ok=True)
     store = Store(context.store_path)
     try:
@@ -50,9 +52,9 @@ class SeedRuns:
         return sum(run.diverged for run in self.runs)
 
     @property
-    def stuck(self) -> int:
-        """Runs that learned next to nothing: their training loss is still near that of guessing."""
-        return sum(not run.diverged and run.train_loss > LEARNED * self.task.untrained.loss for run in self.runs)
+    def learned(self) -> list[bool]:
+        """Which runs learned something: they did not diverge, and their training loss is not near that of guessing."""
+        return [not run.diverged and run.train_loss <= LEARNED * self.task.untrained.loss for run in self.runs]
 
     def accuracies(self) -> list[float]:
         return [counted(run, self.task).metric for run in self.runs]

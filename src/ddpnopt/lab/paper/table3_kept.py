@@ -15,6 +15,8 @@ from ddpnopt.lab.paper.table3_columns import COLUMNS, Column
 
 DATA_SET = "data set"
 MEASURED = "measured by"
+SAME = 60
+"""Notes that begin with as many equal characters are wordings of one."""
 
 
 def with_earlier(result: Result, chosen: Sequence[Column], folder: Path, command: str) -> Result:
@@ -74,7 +76,8 @@ def _still_true(earlier: dict[str, Any], result: Result, kept: Sequence[Column])
     setups = {_setup(column): column in kept for column in COLUMNS}
     gone = tuple(start for start, stays in setups.items() if not stays)
     found = [note for note in earlier["notes"] if f": {MEASURED} " not in note and not note.startswith("Runs by the ")]
-    return [note for note in found if note not in result.notes and not note.startswith(gone)]
+    now = tuple(note[:SAME] for note in result.notes)
+    return [note for note in found if not note.startswith((*now, *gone))]
 
 
 def _setup(column: Column) -> str:

@@ -1,7 +1,8 @@
 """Verdicts with errors: a difference decides a claim if it is larger than its margin of error, else the claim is open.
 
 Runs of the same seed share data, weights and batches, so that differences are taken seed by seed. The margin is that of
-95 % by Student's t: two standard errors with many seeds, more with few. Fewer than three seeds decide nothing.
+95 % by Student's t: two standard errors with thirty seeds, more with few; 2.2 with more than thirty, which are run only
+after a look at thirty. Fewer than three seeds decide nothing.
 """
 
 from __future__ import annotations
@@ -9,29 +10,57 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import NormalDist, fmean, stdev
 
 from ddpnopt.lab.paper.item import Claim
 from ddpnopt.lab.paper.readings import Reading
 
 FEWEST_SEEDS = 3
-# From three seeds to thirty: a standard error that comes from few seeds is itself uncertain, and two of the error of
-# three seeds would be exceeded by chance in 18 cases of 100.
-QUANTILES = (
-    4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09, 2.09,
-    2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05,
-)  # fmt: skip
-MANY = 2.0
-"""Standard errors with more seeds than that."""
+CHANCE = 0.05
+"""How often a claim is decided by chance alone."""
+USUAL_SEEDS = 30
+"""More are run only where so many have left a claim open."""
+TWO_LOOKS = 1.111
+"""Pocock's bound for two looks at the same data, 2.178 standard errors, over that for one, 1.960."""
+ROUNDING = 1e-9
 MOST_SEEDS = 2000
 """More than anybody will run."""
+
+
 RULE = "its margin of error, 95 % by Student's t over the seeds"
 
 
-def standard_errors(seeds: int) -> float:
-    """How many of them are the margin of error."""
-    place = seeds - FEWEST_SEEDS
-    return QUANTILES[max(place, 0)] if place < len(QUANTILES) else MANY
+def rule(seeds: int) -> str:
+    """What a difference has to exceed, with so many seeds."""
+    looks = f", wider because the first {USUAL_SEEDS} had been looked at before" if seeds > USUAL_SEEDS else ""
+    return RULE + looks
+
+
+def standard_errors(seeds: int, comparisons: int = 1) -> float:
+    """How many of them are the margin of error.
+
+    Beyond the usual number of seeds it is wider, since the first of them have been looked at; and it is wider where any
+    of several comparisons may decide (Bonferroni).
+    """
+    chance = CHANCE / (2 * comparisons)
+    quantile = student_quantile(1 - chance, max(seeds, FEWEST_SEEDS) - 1)
+    return quantile * TWO_LOOKS if seeds > USUAL_SEEDS else quantile
+
+
+def student_quantile(probability: float, degrees: int) -> float:
+    """Of Student's t, above one half and for two degrees of freedom or more: Fisher's expansion from the normal one."""
+    if degrees == 2:
+        inner = 2 * probability - 1
+        return inner * math.sqrt(2 / (1 - inner**2))
+    z = NormalDist().inv_cdf(probability)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return sum(term / degrees**power for power, term in enumerate(terms))
 
 
 @dataclass(frozen=True)
@@ -53,12 +82,20 @@ class Estimate:
     def margin(self) -> float:
         return standard_errors(self.seeds) * self.error
 
+    def behind(self, comparisons: int) -> bool:
+        """Whether it is negative, beyond the error of the worst of several comparisons."""
+        return -self.mean > standard_errors(self.seeds, comparisons) * self.error
+
     @property
     def positive(self) -> bool | None:
         """True or False where the sign is beyond the error, None within it."""
         if not math.isfinite(self.mean) or abs(self.mean) <= self.margin:
             return None
         return self.mean > 0
+
+    def ahead(self, rivals: int) -> bool | None:
+        """The verdict on the lead over one of several rivals, where all must be behind and one refutes."""
+        return False if self.behind(rivals) else self.positive or None
 
     def within(self, low: float, high: float) -> bool | None:
         """Whether it lies in a range: None where the error reaches over one of its ends."""
@@ -71,10 +108,16 @@ class Estimate:
     @property
     def decisive_seeds(self) -> int | None:
         """How many would decide the sign if mean and spread stay as they are; None for more than can be run."""
+        return self.seeds_to_decide()
+
+    def seeds_to_decide(self, comparisons: int = 1) -> int | None:
+        """The same where any of several comparisons may decide."""
         if self.mean == 0 or not math.isfinite(self.mean) or not math.isfinite(self.error):
             return None
         wanted = (abs(self.mean) / self.error) ** 2 / self.seeds if self.error else math.inf
-        return next((n for n in range(FEWEST_SEEDS, MOST_SEEDS) if standard_errors(n) ** 2 / n < wanted), None)
+        return next(
+            (n for n in range(FEWEST_SEEDS, MOST_SEEDS) if standard_errors(n, comparisons) ** 2 / n < wanted), None
+        )
 
     def text(self, digits: int) -> str:
         """Mean ± standard error, with a sign."""
@@ -85,6 +128,11 @@ class Estimate:
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
     """Of the seeds that both have, which are the first ones of each."""
     return Estimate.of(a - b for a, b in zip(ours, theirs, strict=False))
+
+
+def better(gains: Iterable[float]) -> bool:
+    """Above zero on the mean, by more than rounding: accuracies on a small set are often equal."""
+    return fmean(gains) > ROUNDING
 
 
 def jackknife(statistic: Callable[[Sequence[int]], float], seeds: int) -> Estimate:
@@ -115,9 +163,9 @@ def would_decide(needed: int | None, present: int) -> str:
     return f"if mean and spread stay as they are, about {about:,} seeds decide it ({present} here)"
 
 
-def joint_seeds(leads: Sequence[Estimate]) -> int | None:
+def joint_seeds(leads: Sequence[Estimate], comparisons: int = 1) -> int | None:
     """How many seeds decide whether all open leads are positive: one that is negative refutes, else all must be."""
-    behind = [found for lead in leads if lead.mean < 0 and (found := lead.decisive_seeds) is not None]
+    behind = [found for lead in leads if lead.mean < 0 and (found := lead.seeds_to_decide(comparisons)) is not None]
     if behind:
         return min(behind)
     wanted = [found for lead in leads if (found := lead.decisive_seeds) is not None]
@@ -140,18 +188,27 @@ def held_elsewhere(claim: Claim, others: Sequence[tuple[Reading, Mapping[str, bo
     return f"It holds in the reading {' and in '.join(good)}." if good else "It holds in no other reading compared."
 
 
-def fair(
-    verdict: bool | None, *, rival_seeds: int, rival_epochs: int, rival_diverged: int, rival_stuck: int = 0
-) -> tuple[bool | None, str]:
-    """A win counts only against a rival with enough seeds, more than one epoch and no run that diverged or is stuck."""
+def lead_over(
+    ours: Sequence[float], theirs: Sequence[float], learned: Sequence[bool], comparisons: int
+) -> tuple[bool | None, Estimate]:
+    """Whether one method is ahead of one of several rivals, and its lead.
+
+    Seeds on which the rival diverged or did not learn are left out, in favour of the rival: what is ahead of the others
+    is ahead of all. It is behind where the lead over all seeds is negative, beyond the error of the worst of the
+    `comparisons` with its rivals: one of them refutes, while all are needed to be the best.
+    """
+    whole = difference(ours, theirs)
+    if whole.behind(comparisons):
+        return False, whole
+    pairs = zip(ours, theirs, learned, strict=False)
+    kept = Estimate.of(a - b for a, b, good in pairs if good)
+    return (True if kept.positive else None), kept if kept.seeds else whole
+
+
+def fair(verdict: bool | None, *, rival_seeds: int, rival_epochs: int) -> tuple[bool | None, str]:
+    """A win counts only against a rival that learned on enough seeds and had more than one epoch."""
     if not verdict:
         return verdict, ""
-    for wanting, reason in (
-        (rival_diverged > 0, f"{rival_diverged} of the rival's runs diverged"),
-        (rival_stuck > 0, f"{rival_stuck} of the rival's runs did not learn"),
-        (rival_seeds < FEWEST_SEEDS, f"the rival has {rival_seeds} seed{'s' if rival_seeds > 1 else ''} only"),
-        (rival_epochs < 2, "the rival has one epoch only"),
-    ):
-        if wanting:
-            return None, reason
-    return verdict, ""
+    if rival_seeds < FEWEST_SEEDS:
+        return None, f"the rival has {rival_seeds} seed{'s' if rival_seeds > 1 else ''} only"
+    return (None, "the rival has one epoch only") if rival_epochs < 2 else (verdict, "")
