@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner, Result
 
-from ddpnopt.ddp.balance import REFRESH as LOOKS
+from ddpnopt.ddp.balance import LONGEST as LOOKS
 from ddpnopt.lab.cli import app
 from ddpnopt.lab.methods.method import Method, Timing
 from ddpnopt.lab.methods.registry import METHODS, PEER_METHODS, TIMED_METHODS
