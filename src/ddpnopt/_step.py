@@ -27,7 +27,7 @@ from ddpnopt.errors import StepError
 from ddpnopt.linear.layer import add, in_precision
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
-from ddpnopt.trace.rescaling import Average, find_penalties, follow, penalty, scale
+from ddpnopt.trace.rescaling import Average, add_shared, find_penalties, follow, penalty, scale
 from ddpnopt.trace.scalar_outputs import beside_samples, change_of_scalars, true_loss
 
 if TYPE_CHECKING:
@@ -216,6 +216,7 @@ class Step:
                 opt.report.shortened += attempt == 1
                 if not self.inside:
                     self.passes.retrace(recording)  # the last sweep has freed what was recorded
+                    add_shared(recording.layers)
             yield fraction * self.shorter
 
     def plan(self, fraction: float) -> None:

@@ -42,6 +42,7 @@ class LayerRecord:
     p_x: Tensor | None = None  # … at the input through this layer alone; None where x is constant or it is not recorded
     p_h_dot_h: Tensor | None = None  # <p_h, h> per sample, for the ledger of `Displacement`; None if h was overwritten
     extra: list[Tensor] | None = None  # gradient of a penalty on the weights, which does not come through the output
+    shared: Tensor | None = None  # of a term in a loose parameter alone: the part of each sample's p_h, (1, n)
     uses: list[int] = field(default_factory=lambda: [0])  # which of the module's calls in this pass
     later: Tensor | None = None  # the part of x that later uses, or times, read
     span: tuple[int, int] | None = None  # of the outputs that were computed; None: all

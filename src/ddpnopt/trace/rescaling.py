@@ -189,4 +189,12 @@ def share_among_samples(layers: list[LayerRecord], is_penalty: Callable[[Parts, 
             continue
         if not is_penalty(record.extra, record.parameters):
             (extra,), record.extra = record.extra, None
-            record.p_h = record.p_h + extra.reshape(1, -1) / len(record.p_h)
+            record.shared = extra.reshape(1, -1) / len(record.p_h)
+    add_shared(layers)
+
+
+def add_shared(layers: list[LayerRecord]) -> None:
+    """Add what all samples share to their gradients, which come from the outputs alone."""
+    for record in layers:
+        if record.shared is not None and record.p_h is not None:
+            record.p_h = record.p_h + record.shared
