@@ -81,7 +81,6 @@ NOT_MEASURED: dict[str, dict[str, tuple[str, ...]]] = {
     "docs/learning-rates.md": {
         SETTING: ("within 4 points of the method's best", "half decades from 0.001 to 10,000", "from about 1 upwards"),
         DEFINITION: ("within 2 points of a method's own best",),
-        TARGET: ("the 1 point that was aimed at",),
     },
     "docs/limits.md": {CONSTANT: ("33 million numbers",)},
     "docs/method.md": {

@@ -16,7 +16,7 @@ references nor Python's collector could ever free such a cycle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -130,7 +130,11 @@ class Watch(TorchFunctionMode):
         found = self._found(args, kwargs)
         if not found:
             return func(*args, **kwargs)
-        for p in {p for made in found for p in made.roots} - self.touched:
+        new: Collection[nn.Parameter] = {p for made in found for p in made.roots} - self.touched
+        if len(new) > 1:  # a set has another order in each process
+            order = list(self.known)
+            new = sorted(new, key=lambda p: order.index(id(p)))
+        for p in new:
             self.touched.add(p)
             self.touch(p)
         return self.seen(func, args, kwargs, found)
