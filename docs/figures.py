@@ -53,6 +53,7 @@ def figure(name: str) -> str:
         "suite": suite,
         "sealed": partial(suite, path="suite/sealed.csv"),
         "sealed-again": partial(suite, path="suite/sealed-again.csv"),
+        "open-again": partial(suite, path="suite/open-again.csv"),
         "first-set": partial(suite, path="suite/first-set.csv"),
         "second-set": partial(suite, path="suite/second-set.csv"),
         "second-set-again": partial(suite, path="suite/second-set-again.csv"),
