@@ -58,7 +58,7 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
         change = (after - step.loss_before) / found.loss
     if length.shorter:  # this is a longer one, on trial
         back = length.shorter / step.fraction
-        if back < 1.0 and not length.is_better(step.fraction, change):
+        if back < 1.0 and not length.is_better(change):
             return back
     if change is not None and not change <= TOLERATED:
         length.refuse(step.asked)
@@ -71,10 +71,9 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
     if step.shorter == 1.0 and not length.shorter:
         if length.is_to_be_tested(found, step.fraction, change):
             return SHRINK
-        longer = length.longer_to_try(found, step.fraction, change)
+        longer = length.longer_to_try(step.fraction, change)
         if longer > 1.0:
             return longer
-    length.shorter = 0.0
     if found.loss > 0:
         length.learn(found, step.asked, step.fraction, change)
     if step.rest:

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from step_runs import losses_of
 from torch import Tensor, nn
 
-from ddpnopt import DDPNOpt
 from ddpnopt.ddp.covariance import note_scale
 from ddpnopt.ddp.stage import Stage
 from ddpnopt.ddp.step_length import GROWTH, PROBE, RISE, Evidence, StepLength
@@ -77,14 +77,7 @@ def bags(steps: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 def final_loss(model: nn.Module, data: Iterator[tuple[Tensor, Tensor]]) -> float:
     """The mean loss of the last five batches."""
-    opt, losses = DDPNOpt(model), []
-    for x, y in data:
-        opt.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        opt.step()
-        losses.append(loss.item())
-    return sum(losses[-5:]) / 5
+    return sum(losses_of(model, data)[-5:]) / 5
 
 
 def test_embeddings_before_a_norm_train_alike_at_any_scale() -> None:
@@ -135,9 +128,6 @@ def test_what_a_layer_counts_as_follows_rescalings_that_leave_the_network_as_it_
     assert found == pytest.approx([size * f for size, f in zip(counted(sizes, effects), factors, strict=True)])
 
 
-FOUND = Evidence(loss=1.0, own=1.0, own_curvature=1.0, unseen=0.8, unseen_curvature=0.8)
-
-
 def bounded_length(**settings: Any) -> StepLength:
     """After a hundred steps that a large curvature has bounded."""
     return StepLength(steps=100, own=1.0, own_curvature=1.0, bounded=True, **settings)
@@ -145,8 +135,8 @@ def bounded_length(**settings: Any) -> StepLength:
 
 def test_a_step_bounded_by_the_curvature_is_tried_longer_and_kept_if_it_is_better() -> None:
     length = bounded_length(kappa=60.0)
-    assert length.longer_to_try(FOUND, 0.01, -0.005) == pytest.approx(PROBE)
-    assert length.is_better(0.08, -0.02)
+    assert length.longer_to_try(0.01, -0.005) == pytest.approx(PROBE)
+    assert length.is_better(-0.02)
     assert length.kappa < 1
     assert length.wait == pytest.approx(RISE * length.steps)
 
@@ -155,9 +145,9 @@ def test_attempts_in_vain_become_rare() -> None:
     length, attempts = bounded_length(kappa=60.0), []
     for step in range(100, 3_000):
         length.steps = step
-        if length.longer_to_try(FOUND, 0.01, -0.005) > 1:
+        if length.longer_to_try(0.01, -0.005) > 1:
             attempts.append(step)
-            assert not length.is_better(0.08, 0.3)
+            assert not length.is_better(0.3)
             assert length.kappa == 60.0
     assert len(attempts) == 5
     assert all(later > GROWTH * earlier for earlier, later in pairwise(attempts))
@@ -169,4 +159,10 @@ def test_attempts_in_vain_become_rare() -> None:
     ids=["the limit", "a gradient of another loss", "a failure"],
 )
 def test_no_longer_step_is_tried_where_something_else_bounds_it(settings: dict[str, float]) -> None:
-    assert bounded_length(kappa=60.0, **settings).longer_to_try(FOUND, 0.01, -0.005) == 1.0
+    assert bounded_length(kappa=60.0, **settings).longer_to_try(0.01, -0.005) == 1.0
+
+
+def test_a_step_given_up_on_trial_is_forgotten_by_the_next_one() -> None:
+    length = bounded_length(kappa=60.0, shorter=0.01, fraction=0.01)
+    length.choose(Evidence(loss=1.0, own=1.0, own_curvature=1.0, unseen=0.8, unseen_curvature=0.8))
+    assert length.shorter == 0.0

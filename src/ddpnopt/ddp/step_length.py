@@ -145,7 +145,7 @@ class StepLength:
 
         `coupled` says that the network is known to couple the samples (batch norm).
         """
-        self.coupled = coupled
+        self.coupled, self.shorter = coupled, 0.0  # a step that was given up may have been on trial
         if found.loss <= 0 or found.own < RESOLUTION:
             return self.fraction
         self.loss = found.loss if self.steps == 0 else DECAY * self.loss + (1 - DECAY) * found.loss
@@ -207,7 +207,7 @@ class StepLength:
         self.slope = DECAY * self.slope + (1 - DECAY) * relative
         self.slope_weight = DECAY * self.slope_weight + 1 - DECAY
 
-    def longer_to_try(self, found: Evidence, taken: float, change: float | None) -> float:
+    def longer_to_try(self, taken: float, change: float | None) -> float:
         """By what to make a step longer, once, to see whether the curvature is one at a small scale only; 1: not now.
 
         Where a layer norm follows weights near zero, a network is rough at the scale of these weights and smooth beyond
@@ -222,7 +222,7 @@ class StepLength:
         self.shorter, self.gained = taken, change
         return longer
 
-    def is_better(self, taken: float, change: float | None) -> bool:
+    def is_better(self, change: float | None) -> bool:
         """Whether the longer step has lowered the loss by more than the shorter one."""
         better = change is not None and change < self.gained
         if better:  # the curvature that bounded it is none at this length

@@ -88,6 +88,7 @@ def scale(recording: Recording, factor: float) -> None:
         record.p_h = None if record.p_h is None else record.p_h.to(dtype) * factor
         record.p_x = None if record.p_x is None else record.p_x.to(dtype) * factor
         record.p_h_dot_h = None if record.p_h_dot_h is None else record.p_h_dot_h * factor
+        record.shared = None if record.shared is None else record.shared * factor
         if record.noted is not None:
             record.noted.scale(factor)
 
