@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch.distributed as dist
+from scripts import script
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,16 +20,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("communication", ROOT / "benchmarks" / "communication.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
-
-
-communication = benchmark()
+communication = script("benchmarks/communication.py", "communication")
 
 
 @pytest.mark.usefixtures("alone")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 from fnmatch import fnmatch
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from scripts import script
 from settings_of_pages import NOT_MEASURED
 from unmarked import prose, unmarked
 
@@ -21,16 +20,8 @@ ROOT = Path(__file__).parents[2]
 WRITTEN = {"docs/models.md": "models/models.md", "docs/losses-table.md": "losses/losses.md"}
 
 
-def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_figures", ROOT / "docs" / "figures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
-
-
-figures = module()
+FIGURES = ("docs/figures.py", "docs_figures")
+figures = script(*FIGURES)
 PROSE = [name for page in figures.PAGES if (name := str(page.relative_to(ROOT))) not in WRITTEN]
 MARKED = [page for page in figures.PAGES if "<!--= " in page.read_text(encoding="utf-8")]
 
@@ -133,7 +124,7 @@ def test_new_results_are_written_into_a_page(tmp_path: Path, monkeypatch: pytest
     results.mkdir(parents=True)
     shutil.copy(ROOT / "results" / "suite" / "suite.csv", results)
     text = (results / "suite.csv").read_text(encoding="utf-8")
-    fresh = module()
+    fresh = script(*FIGURES)
     before = fresh.figure("suite ddpnopt ahead")
     (results / "suite.csv").write_text(text.replace(",ahead,", ",level,"), encoding="utf-8")
     monkeypatch.setattr(fresh, "RESULTS", tmp_path / "results")
@@ -147,7 +138,7 @@ def test_new_results_are_written_into_a_page(tmp_path: Path, monkeypatch: pytest
 def test_a_page_with_a_mark_that_leads_nowhere_is_named_and_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fresh = module()
+    fresh = script(*FIGURES)
     good, bad = tmp_path / "good.md", tmp_path / "bad.md"
     good.write_text("<!--= constant step_length.REACH -->?<!--/-->", encoding="utf-8")
     bad.write_text(
@@ -193,7 +184,7 @@ def test_a_mark_reads_any_table(name: str, text: str, tmp_path: Path, monkeypatc
         "# Second\n\n| key | number | value |\n| --- | --- | --- |\n| a | 1 | **3.1** |\n| a | 2 | 4 |\n",
         encoding="utf-8",
     )
-    fresh = module()
+    fresh = script(*FIGURES)
     monkeypatch.setattr(fresh, "RESULTS", tmp_path)
     assert fresh.figure(name) == text
 

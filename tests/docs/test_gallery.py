@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import script
 
 from ddpnopt.lab.view.symptoms import symptoms
 
@@ -23,18 +23,11 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     """Imports a script with its folder on the path, and forgets it."""
     before = set(sys.modules)
 
-    def script(folder: str, name: str) -> ModuleType:
+    def of_folder(folder: str, name: str) -> ModuleType:
         monkeypatch.syspath_prepend(str(ROOT / "examples" / folder))
-        spec = importlib.util.spec_from_file_location(
-            f"example_{folder}_{name}", ROOT / "examples" / folder / f"{name}.py"
-        )
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
+        return script(f"examples/{folder}/{name}.py", f"example_{folder}_{name}")
 
-    yield script
+    yield of_folder
     for name in set(sys.modules) - before:
         if name in ("drawing", "cases", "draw", "problems"):
             del sys.modules[name]
@@ -91,11 +84,7 @@ def test_the_first_steps_are_measured_for_every_method_on_both_tasks(
 def test_the_table_of_the_gallery_has_what_every_example_prints(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    spec = importlib.util.spec_from_file_location("benchmark_gallery", ROOT / "benchmarks" / "gallery.py")
-    assert spec is not None
-    assert spec.loader is not None
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
+    benchmark = script("benchmarks/gallery.py", "benchmark_gallery")
     assert sorted(benchmark.EXAMPLES) == NAMES
     monkeypatch.setattr(benchmark, "EXAMPLES", ("pinn",))
     benchmark.main(tmp_path, tmp_path / "table", "--steps", "2")

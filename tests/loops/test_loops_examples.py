@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from scripts import script
 
-FILE = Path(__file__).parents[2] / "examples" / "loops" / "loops.py"
-
-
-def examples() -> Any:
-    spec = importlib.util.spec_from_file_location("loops_examples", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-LOOPS = examples()
+LOOPS: Any = script("examples/loops/loops.py", "loops_examples")
 BATCHES = {"scheduler": 120, "swa": 120}  # as the learning rate falls; else 60
 
 

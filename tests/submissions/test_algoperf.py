@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from scripts import script
 from torch import Tensor, nn
 
 FOLDER = Path(__file__).parents[2] / "submissions" / "self_tuning" / "ddpnopt"
@@ -82,12 +82,7 @@ def submission(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     package.spec = spec  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "algoperf", package)
     monkeypatch.setitem(sys.modules, "algoperf.spec", spec)
-    found = importlib.util.spec_from_file_location("submission", FOLDER / "submission.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+    return script(str(FOLDER / "submission.py"), "submission")
 
 
 def test_the_folder_has_the_form_that_the_self_tuning_rules_ask_for(submission: ModuleType) -> None:
