@@ -232,7 +232,7 @@ def resnet() -> Trial:
     return classifier(ResNetForImageClassification(config))
 
 
-@case("MobileNetV2", SEEN, needs=NEEDS, steps=100)  # 53 norms over 16 samples: the first 40 steps find the length
+@case("MobileNetV2", SEEN, needs=NEEDS)
 def mobilenet() -> Trial:
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 

@@ -86,6 +86,15 @@ def test_a_fraction_falls_when_unseen_samples_lose_and_the_next_batch_does_too()
     assert length.fraction < 0.1 * before
 
 
+def test_a_slope_is_judged_by_the_whole_loss_where_a_step_promises_more() -> None:
+    length = StepLength(decrease=20.0)
+    length.feel(0.3)  # of the loss
+    assert length.slope / length.slope_weight == pytest.approx(0.3)
+    length = StepLength(decrease=0.5)
+    length.feel(0.3)
+    assert length.slope / length.slope_weight == pytest.approx(0.6)
+
+
 def test_a_fraction_follows_the_curvature_at_once() -> None:
     length = StepLength()
     for _ in range(12):

@@ -30,8 +30,9 @@ import math
 from dataclasses import asdict, dataclass
 
 START = 0.01  # of the loss: what the first step asks for; it doubles from there
-DECAY = 0.9  # of the running estimates of the curvature and the slope
+DECAY = 0.9  # of the running estimates of the curvature
 EVIDENCE = 0.95  # of those of samples left out, which are noisier
+FELT_DECAY = 0.7  # of that of the slope: the length adds up what it says anyway
 PATIENCE = 0.6  # of the fraction that is best for the next step alone: noise averages out over shorter steps
 OWN = 0.7  # of the minimum along the step on the batch itself, at most
 SINGLE = 0.1  # of that, in batches of one sample
@@ -39,7 +40,7 @@ MEMORY = 0.9  # of what the last step has left undone: it is the prior of the ne
 HELD = 0.8  # … if the limit on the layers has held it: in the first steps less of what all samples agree on
 GROWTH = 2.0  # of the fraction, and 1/kappa, from step to step
 SHRINK = 0.25  # the least a fraction keeps from step to step, and of a step that is made again
-SLOPE_GAIN = 0.5  # how strongly the slope after a step acts on the logarithm of the fraction
+SLOPE_GAIN = 1.0  # how strongly the slope after a step acts on the logarithm of the fraction
 SLOPE_OFFSET = 0.05  # the slope, relative to the step's own, at which a length is kept: a little beyond the minimum
 NORMED = 0.12  # … with batch norm, further beyond it: the average of the weights takes the noise out
 NOISE = 2.0  # standard errors below zero from which on the evidence of samples left out is that of coupled ones
@@ -202,10 +203,14 @@ class StepLength:
         return share <= GROWTH * REACH
 
     def feel(self, slope: float) -> None:
-        """Take in the slope of the next batch's loss along the last update, relative to its loss."""
-        relative = max(-1.0, min(1.0, slope / max(self.decrease, RESOLUTION)))
-        self.slope = DECAY * self.slope + (1 - DECAY) * relative
-        self.slope_weight = DECAY * self.slope_weight + 1 - DECAY
+        """Take in the slope of the next batch's loss along the last update, relative to its loss.
+
+        It is judged by the decrease that the step has promised, which is no more than the whole loss: where a network
+        is rough, far longer steps than the gradient is good for promise many times that.
+        """
+        relative = max(-1.0, min(1.0, slope / max(min(self.decrease, 1.0), RESOLUTION)))
+        self.slope = FELT_DECAY * self.slope + (1 - FELT_DECAY) * relative
+        self.slope_weight = FELT_DECAY * self.slope_weight + 1 - FELT_DECAY
 
     def longer_to_try(self, taken: float, change: float | None) -> float:
         """By what to make a step longer, once, to see whether the curvature is one at a small scale only; 1: not now.
