@@ -96,7 +96,7 @@ def test_a_token_at_zero_before_a_norm_does_not_stop_the_training() -> None:
     assert final_loss(WithToken(), sets(60)) < 0.6
 
 
-def counted(sizes: list[float], effects: list[float], inputs: float = 1.0) -> list[float]:
+def counted(sizes: list[float], effects: list[float], inputs: float = 1.0, residual: float = 0.0) -> list[float]:
     """What 6 x 6 layers count as, first to last; `effects` are those of a relative change of each."""
     stages = []
     for size in sizes:
@@ -106,7 +106,7 @@ def counted(sizes: list[float], effects: list[float], inputs: float = 1.0) -> li
         note_scale(stage.state, "input", inputs**2, 0.5)
         stages.append(stage)
     squares = [(effect / size) ** 2 / 36 for effect, size in zip(effects, sizes, strict=True)]
-    set_sizes(stages[::-1], squares[::-1])
+    set_sizes(stages[::-1], squares[::-1], torch.full((2,), residual))
     return [stage.size for stage in stages]
 
 
@@ -118,6 +118,12 @@ def test_a_network_that_starts_small_as_a_whole_counts_as_one_of_the_usual_size(
     found = counted([0.2 * USUAL] * 4, [0.05, 0.05, 0.05, 3.85])
     assert found == pytest.approx([USUAL, USUAL, USUAL, 0.2 * USUAL])
     assert counted([USUAL] * 4, [0.05, 0.05, 0.05, 3.85]) == pytest.approx([USUAL] * 4)
+
+
+def test_layers_that_all_do_little_count_as_larger_up_to_the_usual_effect() -> None:
+    assert counted([0.2 * USUAL] * 4, [0.1] * 4, residual=10.0) == pytest.approx([USUAL] * 4)
+    assert counted([0.2 * USUAL] * 4, [0.1] * 4, residual=1.0) == pytest.approx([0.5 * USUAL] * 4)
+    assert counted([USUAL] * 4, [0.1] * 4, residual=10.0) == pytest.approx([USUAL] * 4)
 
 
 @given(st.floats(-1, 1), st.floats(-1, 1))

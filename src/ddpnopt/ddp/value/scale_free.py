@@ -175,7 +175,7 @@ class ScaleFree(Batch):
             k = torch.stack([torch.vdot(self.L, K.diagonal()) for K in grams])
         self._feel_slopes()
         means = [total / N for total in k.tolist()]
-        set_sizes(self._stages, means)
+        set_sizes(self._stages, means, self.target)
         for stage, mean in zip(self._stages, means, strict=True):
             stage.eta *= stage.size * (numbers(stage) / mean) ** 0.5 if mean > 0 else 0.0
             self._etas.append(stage.eta)
