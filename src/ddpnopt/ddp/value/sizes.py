@@ -9,8 +9,9 @@ than it is, by no more than the network as a whole is smaller than usual,
 
 with |x| the size of the inputs and s_t those of the T layers that mix features; and only as far as a relative change of
 it does no more to the loss than those of the other layers do on average, or than layers do in usual networks. That is
-what tells embeddings of 1e-4 before a layer norm, which are as large as any others, from a last layer of 1e-4. A layer next to zero counts as u_t, within the
-same limit. A rescaling of the inputs, or of two layers around a ReLU against each other, changes none of this.
+what tells embeddings of 1e-4 before a layer norm, which are as large as any others, from a last layer of 1e-4. A layer
+next to zero counts as u_t, within the same limit. A rescaling of the inputs, or of two layers around a ReLU against
+each other, changes none of this.
 """
 
 from __future__ import annotations
