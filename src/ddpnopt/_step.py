@@ -171,8 +171,8 @@ class Step:
             if opt._uses_losses:  # on the scale of the user's loss
                 value, total = total, opt._length.level(total)
                 self.losses = recognised_losses(recording, form.mean, total, value, opt._search)
-                if opt._length.below_zero:
-                    self.losses, opt._length.flatness = as_flat(self.losses, opt._length.flatness)
+                if (length := opt._length).below_zero:
+                    self.losses, length.flatness = as_flat(self.losses, length.flatness, length.softened)
                 opt.report.loss = kind_of(self.losses)
                 unknown = total is None and true_loss(recording) is None
                 if form.uses_losses and opt._troubles.is_new_guess(opt.report.loss, are_certain(self.losses), unknown):

@@ -192,8 +192,10 @@ def _binary_entropy(p: Tensor) -> Tensor:
     return -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p))
 
 
-def as_flat(found: list[tuple[Tensor, AnyLoss]], flatness: float) -> tuple[list[tuple[Tensor, AnyLoss]], float]:
-    """Losses without a level, at least as curved as in the first such batch; squares of gradients over the level.
+def as_flat(
+    found: list[tuple[Tensor, AnyLoss]], flatness: float, softened: float = 1.0
+) -> tuple[list[tuple[Tensor, AnyLoss]], float]:
+    """Losses without a level, `softened` times as curved as the first at least; squares of gradients over the level.
 
     Their level would otherwise follow the size of the outputs, and a policy that has nearly decided would be asked to
     move as far for a small gradient as an undecided one for a large one.
@@ -204,7 +206,7 @@ def as_flat(found: list[tuple[Tensor, AnyLoss]], flatness: float) -> tuple[list[
     if not squares or not level:
         return found, flatness
     flatness = flatness or squares / level
-    factor = min(1.0, math.sqrt(squares / flatness / level))
+    factor = math.sqrt(min(1.0, squares / (softened * flatness) / level))
 
     def flat(loss: AnyLoss) -> AnyLoss:
         return replace(loss, residual=loss.residual * factor) if isinstance(loss, UnknownLoss) else loss

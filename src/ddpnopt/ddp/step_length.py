@@ -96,6 +96,7 @@ class StepLength:
     beyond: bool = False  # whether a step has ever gone too far: the slope says so with batch norm, or it was refused
     below_zero: bool = False  # whether the loss of any batch was
     flatness: float = 0.0  # of a loss that was: squares of its gradients over its level, in the first such batch
+    softened: float = 1.0  # times it is what the slopes say of its curvature
     memory: float = 0.0  # times the last update is the prior of the next step
     promised: float = 0.0  # the first-order decrease that `true_curvature` is what is missing of, twice
     amiss: float = 0.0  # the part of it that does not come however short a step is
@@ -292,7 +293,11 @@ class StepLength:
         before = self.decrease * min(1.0, max(self.unseen, 0.0) / max(self.own, 1e-300))
         self.felt_curvature = DECAY * self.felt_curvature + (1 - DECAY) * (slope + before)
         self.felt_model = DECAY * self.felt_model + (1 - DECAY) * model
-        self.kappa = max(self.kappa, FELT * self.felt_curvature / max(self.felt_model, 1e-300))
+        ratio = self.felt_curvature / max(self.felt_model, 1e-300)
+        self.kappa = max(self.kappa, FELT * ratio)
+        if self.below_zero and self.felt_model > 0:  # the curvature of the first batch was a guess by its outputs
+            self.softened *= math.exp((1 - DECAY) * (min(max(ratio, 0.0), 2.0) - 1))
+            self.softened = min(1.0, self.softened)
 
     def _measure(self, true: float, decrease: float, found: Evidence, taken: float) -> None:
         """Take in twice what is missing of the first-order decrease."""

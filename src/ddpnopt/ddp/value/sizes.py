@@ -46,7 +46,7 @@ def _start(stages: list[Stage], sizes: list[float], squares: list[float], residu
     """Note the least sizes of layers that are new."""
     slopes = [(numbers(stage) * max(0.0, square)) ** 0.5 for stage, square in zip(stages, squares, strict=True)]
     effects = [size * slope for size, slope in zip(sizes, slopes, strict=True) if size * slope > 0]
-    known = EFFECT * float(residuals.square().mean()) ** 0.5
+    known = EFFECT * float(residuals.square().mean()) ** 0.5 if len(stages) > 1 else 0.0  # one layer has no rivals
     mean = max(sum(effects) / len(effects), known) if effects else math.inf
     usual = [_usual(stage) for stage in stages]
     larger = 1 / min(1.0, _gain(stages, sizes, usual))
