@@ -293,6 +293,7 @@ class DDPNOpt(HookedOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         if hasattr(self, "_parameters"):  # not yet while the base class adds the first ones
+            self._names.update({p: name for name, p in self.model.named_parameters()})  # it may have new layers
             self._parameters.check(self.param_groups[-1])
             renew_capture(self)
 
