@@ -181,6 +181,7 @@ class Capture(Intercepting):
         rng = RandomState.now(device, self.host.before())
         recording = Recording(args, kwargs, model.training, device, rng, autocast, self.arrivals)
         recording.serial = self._serial = self._serial + 1
+        recording.reads_variable |= self.differentiates
         self._running = recording
         self._watch_suspects(recording)
         if not recording.reads_variable:
@@ -206,6 +207,8 @@ class Capture(Intercepting):
         if recording is None or output is None:  # not recorded, or the forward pass raised
             return None
         recording.rng = recording.rng._replace(host=self.host.after(recording.rng.host))
+        if recording.differentiated and not self.differentiates and self.wrapper is None:
+            return self._again(recording, partial(model, *args, **kwargs))
         self.arrivals.seen_forward = True
         watch = partial(self._watch_output, recording)
         return watch(output) if isinstance(output, Tensor) else tree_map(watch, output)
