@@ -110,6 +110,10 @@ class Intercepting(Playback):
                     self._loose[p] = ModelLayer(f"{layer.name}.{own}", Holder(p), given, loosened=True)
                     self._modules.add(self._loose[p].module)
 
+    def controls(self) -> Iterable[ModelLayer]:
+        """All layers, and the parameters that belong to none, each parameter once."""
+        return {**{each.weight: each for each in self.layers}, **self._loose}.values()
+
     def _of_parameters(self, layer: ModelLayer, x: Tensor, recording: Recording) -> bool:
         """Whether a layer has one input for all samples, computed from parameters: it makes values that they share."""
         made = None if recording.loose is None else recording.loose.known.get(id(x))
