@@ -102,7 +102,8 @@ class Arrangement:
             explained += certain
             if not certain and record.model_layer.required:
                 missing.append((record.name, use))
-            if seen and not certain and not any(bool(change.any()) for _, change in seen):
+            still = not any(bool(change.any()) for _, change in seen)
+            if seen and not certain and still and not record.model_layer.recurrent:  # whose first state may be zero
                 unchanged.append((record.name, use))
         for position, output in zip(recording.positions, recording.outputs, strict=True):
             seen = [(half, out[position]) for half, _, out in changes if position < len(out)]
