@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cases_fields
 import cases_loops
 import cases_more_strangers
 import cases_packages
@@ -19,6 +20,7 @@ MODULES = (
     cases_shapes,
     cases_strangers,
     cases_more_strangers,
+    cases_fields,
 )
 GROUPS = list(dict.fromkeys(entry.group for entry in CASES.values()))
 
