@@ -117,6 +117,45 @@ def speech() -> Trial:
     return Trial(model, lambda x, y: F.ctc_loss(model(x), y, times, lengths), split(8, x, y))
 
 
+class Actor(nn.Module):
+    """A policy as a distribution, and the value of the state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.mean, self.value = mlp(3, 32, kind=nn.Tanh), nn.Linear(32, 1), nn.Linear(32, 1)
+        self.log_scale = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> tuple[torch.distributions.Normal, Tensor]:
+        h = torch.tanh(self.body(x))
+        return torch.distributions.Normal(self.mean(h)[:, 0], self.log_scale.exp()), self.value(h)[:, 0]
+
+
+@case("actor and critic, a policy that is a distribution", FIELDS, steps=80)
+def actor() -> Trial:
+    model = Actor()
+    test = torch.randn(256, 3)
+
+    def best(x: Tensor) -> Tensor:
+        return x[:, 0] * x[:, 1] + 0.5 * x[:, 2]
+
+    def step(trial: Trial, opt: torch.optim.Optimizer, batch: tuple[Any, ...]) -> None:
+        x = torch.randn(64, 3)
+        policy, value = model(x)
+        action = policy.sample()
+        reward = -(action - best(x)).square()
+        gain = (reward - value).detach()
+        opt.zero_grad()
+        loss = -(policy.log_prob(action) * gain).mean() + 0.5 * F.mse_loss(value, reward)
+        (loss - 1e-3 * policy.entropy().mean()).backward()
+        opt.step()
+
+    @torch.no_grad()
+    def distance() -> float:
+        return float((model(test)[0].mean - best(test)).square().mean())
+
+    return Trial(model, lambda x: x, [()], step, distance)
+
+
 class Couplings(nn.Module):
     """RealNVP: half of the numbers scale and shift the other half, in turns."""
 
