@@ -259,3 +259,32 @@ def test_a_layer_that_runs_on_a_single_vector_is_left_to_the_base_optimizer_by_n
     with pytest.warns(OpenLoopWarning, match=r"time\.weight, time\.bias"):
         first = step()
     assert [step() for _ in range(20)][-1] < 0.8 * first
+
+
+def test_a_layer_on_samples_of_unequal_length_in_a_nested_tensor_is_left_to_the_base_optimizer() -> None:
+    class Ragged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.each, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.out(torch.stack([t.mean(0) for t in torch.relu(self.each(x)).unbind()]))
+            return found
+
+    torch.manual_seed(0)
+    model = Ragged()
+    parts = [torch.randn(k % 4 + 2, 4) + k % 3 for k in range(12)]
+    x, y = torch.nested.nested_tensor(parts, layout=torch.jagged), torch.arange(12) % 3
+    opt = DDPNOpt(model)
+    F.cross_entropy(model(x), y).backward()
+    with pytest.warns(OpenLoopWarning, match=r"each\.weight"):
+        opt.step()
+    losses = []
+    for _ in range(30):
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        losses.append(float(loss.detach()))
+    assert opt.report.open_loop == ["each.weight", "each.bias"]
+    assert losses[-1] < 0.5 * losses[0]

@@ -241,4 +241,4 @@ def _may_be_sequence_first(recording: Recording) -> bool:
 
 
 def _first_input(recording: Recording) -> Tensor | None:
-    return next((t for t in recording.inputs if t.dim() > 0), None)
+    return next((t for t in recording.inputs if t.dim() > 0 and not t.is_nested), None)
