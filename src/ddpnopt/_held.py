@@ -22,7 +22,7 @@ from ddpnopt.trace.model_layers import ModelLayer
 if TYPE_CHECKING:
     from ddpnopt.optimizer import DDPNOpt
 
-FIRST, EVERY = 8, 16  # steps that are watched, and every so many after them
+FIRST, EVERY = 8, 32  # steps that are watched, and every so many after them
 SAMPLE = 256  # weights of a layer that are looked at
 LEAST = 0.01  # of them that have to be put back,
 TWICE = 2  # … so many times in a row
