@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "_value": [*BASE, "linear", "curvature", "ddp", "trace", "_losses"],
     "_step_length": [*BASE, "linear", "ddp"],
     "_troubles": BASE,
+    "_held": [*BASE, "linear", "trace"],
     "_capture_of": ["trace"],
     "_collect": [*BASE, "linear", "ddp", "trace", "_losses", "_value"],
     "_step": [
@@ -45,7 +46,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "optimizer": [
         *BASE, "_memory", "_options", "_averaging", "checkpoint",
         "linear", "curvature", "ddp", "trace", "_parameters", "_value", "_step", "_derivative_step",
-        "_troubles", "_capture_of",
+        "_troubles", "_held", "_capture_of",
     ],
     "logging": [*BASE, "optimizer"],
     "control": ["errors", "_checks"],

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ddpnopt.optimizer import DDPNOpt
 
 INSIDE = 0.1  # of the loss: what the outputs leave over is looked at from here on
+LOOKED_AT = 2  # passes whose losses are looked at, once all of them were found to have their own
 OUTSIDE = (
     " No pass of model(...) was seen in this step: its layers were called one by one, or .grad was set by hand. Call "
     "the model itself, model(inputs), for steps with feedback."
@@ -86,7 +87,7 @@ def _belong_together(recordings: list[Recording], form: ValueForm, search: Searc
     if are_linked(recordings) or not take_same_path(recordings):
         return True
     certain = seems = True
-    for one in recordings:
+    for one in recordings[:LOOKED_AT] if search.apart else recordings:  # of many passes, some tell if all have told
         if true_loss(one) is None:
             losses = recognised_losses(one, form.mean, search=search) if one.used_outputs else []
             certain &= bool(losses) and are_certain(losses)

@@ -14,6 +14,7 @@ from ddpnopt._capture_of import capture_of, follow_unfrozen, renew_capture
 from ddpnopt._checks import require
 from ddpnopt._derivative_step import step_of
 from ddpnopt._distributed import OVERFLOW, Group, unwrap
+from ddpnopt._held import Held
 from ddpnopt._memory import retain_freed
 from ddpnopt._options import DEFAULT_LR, DEFAULTS, NOT_GIVEN, refuse, refuse_without_effect
 from ddpnopt._parameters import Parameters
@@ -180,7 +181,7 @@ class DDPNOpt(HookedOptimizer):
         self.relax, self.relax_samples = relax, relax_samples
         self.on_nonfinite, self.diagnostics, self.recompute = on_nonfinite, diagnostics, recompute
         self.data_parallel = data_parallel
-        self.report, self._troubles = Report(), Troubles()
+        self.report, self._troubles, self._held = Report(), Troubles(), Held()
         self.steps, self.samples = 0, 0  # taken and seen so far
         self._length, self._distance, self._trust = StepLength(), Distance(), Trust()  # without a learning rate
         self._uses_losses = diagnostics or self.form.uses_losses
@@ -229,6 +230,7 @@ class DDPNOpt(HookedOptimizer):
     def _step(self) -> None:
         if self._averaging is not None and self._averaging.in_use:
             raise StepError("step() while the model holds the average of the weights: call opt.train() first.")
+        self._held.look(self)
         with step_of(self) as step:
             # 1. Collect what the passes since the last step have recorded
             step.collect()
@@ -256,6 +258,7 @@ class DDPNOpt(HookedOptimizer):
 
             # 4. Check what was written, and count
             step.finish()
+        self._held.keep(self)
         self.report.step += 1
         self.steps += 1
         if self._averaging is not None and self.steps % EVERY == 0:
@@ -293,6 +296,7 @@ class DDPNOpt(HookedOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         if hasattr(self, "_parameters"):  # not yet while the base class adds the first ones
+            self._names.update({p: name for name, p in self.model.named_parameters()})  # it may have new layers
             self._parameters.check(self.param_groups[-1])
             renew_capture(self)
 

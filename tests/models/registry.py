@@ -6,6 +6,7 @@ import cases_loops
 import cases_more_strangers
 import cases_packages
 import cases_passes
+import cases_several_fields
 import cases_shapes
 import cases_strangers
 import cases_transformers
@@ -19,6 +20,7 @@ MODULES = (
     cases_shapes,
     cases_strangers,
     cases_more_strangers,
+    cases_several_fields,
 )
 GROUPS = list(dict.fromkeys(entry.group for entry in CASES.values()))
 

@@ -184,6 +184,19 @@ class Experts(Net):
         return x + torch.tanh(each).sum(1, keepdim=True)
 
 
+class Thresholds(Net):
+    """Values in ascending order, from gaps, and a rotation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gaps = nn.Parameter(torch.randn(1)), nn.Parameter(torch.randn(N - 1))
+        self.angles = nn.Parameter(torch.randn(N, N))
+
+    def between(self, x: Tensor) -> Tensor:
+        limits = torch.cat([self.first, self.first + F.softplus(self.gaps).cumsum(0)])
+        return torch.sigmoid(limits - x @ torch.matrix_exp(self.angles - self.angles.mT))
+
+
 class MaskedConvolution(nn.Conv2d):
     """A convolution with a forward pass of its own, as in PixelCNN."""
 
@@ -196,7 +209,7 @@ class MaskedConvolution(nn.Conv2d):
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "tokens": Tokens, "in place": InPlace, "scales": Scales, "own forwards": OwnForwards, "tied": Tied,
     "shared": Shared, "parametrised": Parametrised,
-    "masked": Masked, "heads": Heads,
+    "masked": Masked, "heads": Heads, "thresholds": Thresholds,
     "experts": lambda: Experts("first"), "experts of samples": lambda: Experts("chosen"),
     "positions": lambda: Positions(False), "positions, one row": lambda: Positions(True),
 }  # fmt: skip

@@ -123,6 +123,45 @@ def test_frames_in_dimension_0_are_found_in_either_order() -> None:
     assert_same(blocks, interleaved)
 
 
+class Recogniser(nn.Module):
+    """Frames in the usual order, a recurrent layer over time, and outputs with the time first, as for CTC."""
+
+    def __init__(self, kind: type[nn.RNNBase], *, time_first: bool) -> None:
+        super().__init__()
+        self.time_first = time_first
+        self.frames = nn.Linear(6, 5)
+        self.rnn = kind(5, 4, batch_first=not time_first)  # type: ignore[call-arg]
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.frames(x)
+        out: Tensor = self.out(self.rnn(h.transpose(0, 1) if self.time_first else h)[0])
+        return out
+
+
+@pytest.mark.parametrize("T", [5, 8, 16])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+def test_a_recurrent_layer_with_time_first_among_layers_with_samples_first_takes_part(
+    kind: type[nn.RNNBase], T: int
+) -> None:
+    torch.manual_seed(0)
+    plain = Recogniser(kind, time_first=False)
+    other = Recogniser(kind, time_first=True)
+    other.load_state_dict(plain.state_dict())
+    for model in (plain, other):
+        opt = DDPNOpt(model)
+        torch.manual_seed(1)
+        for _ in range(3):
+            x, y = torch.randn(8, T, 6), torch.randint(3, (8, T))
+            opt.zero_grad()
+            z = model(x)
+            z = z.transpose(0, 1) if model.time_first else z
+            F.cross_entropy(z.flatten(0, 1), y.flatten()).backward()
+            opt.step()
+        assert opt.report.open_loop == []
+    assert_same(plain, other)
+
+
 def test_a_smaller_last_batch_has_the_same_arrangement() -> None:
     _, model = twins("time")
     opt = DDPNOpt(model)
@@ -220,3 +259,32 @@ def test_a_layer_that_runs_on_a_single_vector_is_left_to_the_base_optimizer_by_n
     with pytest.warns(OpenLoopWarning, match=r"time\.weight, time\.bias"):
         first = step()
     assert [step() for _ in range(20)][-1] < 0.8 * first
+
+
+def test_a_layer_on_samples_of_unequal_length_in_a_nested_tensor_is_left_to_the_base_optimizer() -> None:
+    class Ragged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.each, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.out(torch.stack([t.mean(0) for t in torch.relu(self.each(x)).unbind()]))
+            return found
+
+    torch.manual_seed(0)
+    model = Ragged()
+    parts = [torch.randn(k % 4 + 2, 4) + k % 3 for k in range(12)]
+    x, y = torch.nested.nested_tensor(parts, layout=torch.jagged), torch.arange(12) % 3
+    opt = DDPNOpt(model)
+    F.cross_entropy(model(x), y).backward()
+    with pytest.warns(OpenLoopWarning, match=r"each\.weight"):
+        opt.step()
+    losses = []
+    for _ in range(30):
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        losses.append(float(loss.detach()))
+    assert opt.report.open_loop == ["each.weight", "each.bias"]
+    assert losses[-1] < 0.5 * losses[0]

@@ -256,3 +256,10 @@ def test_an_error_in_a_hook_on_a_norm_in_the_second_pass_leaves_the_weights_as_t
         opt.step()
     for p, old in zip(model.parameters(), before, strict=True):
         assert torch.equal(p, old)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_scripted_model_is_refused_with_the_way_out() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    with pytest.raises(ModelError, match=r"torch\.compile"):
+        DDPNOpt(scripted)

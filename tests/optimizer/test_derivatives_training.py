@@ -247,3 +247,50 @@ def test_a_derivative_by_something_else_names_the_way_out_which_works() -> None:
             with pytest.raises(StepError, match="weight_grads=True"):
                 opt.step()
         del opt
+
+
+class Field(nn.Module):
+    """The slope of a scalar, with a variable of its own or by the input."""
+
+    def __init__(self, inside: bool, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.inside = inside
+        self.energy = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_() if self.inside else x
+        return slope_of(self.energy(2 * x), x)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_derivative_computed_in_the_forward_pass_is_one_by_the_input(dropout: float) -> None:
+    torch.manual_seed(0)
+    model = Field(True, dropout=dropout)
+    other = Field(False, dropout=dropout)
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(20, 2)
+    losses = []
+    for each in (model, other):
+        opt = DDPNOpt(each)
+        torch.manual_seed(1)
+        for _ in range(5):
+            opt.zero_grad()
+            loss = F.mse_loss(each(x.clone().requires_grad_(not each.inside)), -x)
+            loss.backward()
+            opt.step()
+            losses.append(float(loss.detach()))
+        assert opt.report.open_loop == []
+        assert opt.report.loss == "residuals"
+    torch.testing.assert_close(losses[:5], losses[5:], rtol=1e-5, atol=1e-8)
+
+
+def test_a_field_that_is_the_slope_of_the_model_is_learnt_in_few_steps() -> None:
+    torch.manual_seed(0)
+    model = Field(True)
+    opt = DDPNOpt(model)
+    x = torch.randn(64, 2)
+    for _ in range(60):
+        opt.zero_grad()
+        F.mse_loss(model(x), torch.sin(x)).backward()
+        opt.step()
+    assert float(F.mse_loss(model(x), torch.sin(x)).detach()) < 1e-3

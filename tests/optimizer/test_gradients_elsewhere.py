@@ -319,3 +319,23 @@ def test_products_with_a_jacobian_in_a_hook_do_not_count_as_the_gradient_of_the_
         F.cross_entropy(model(x), y).backward()
         opt.step()
     assert F.cross_entropy(model(x), y).item() < 0.3
+
+
+def test_hooks_on_parameters_see_the_gradients() -> None:
+    torch.manual_seed(0)
+    model = network()
+    x, y = batch()
+    seen: dict[str, list[Tensor]] = {}
+    for name, p in model.named_parameters():
+        p.register_hook(lambda grad, name=name: seen.setdefault(name, []).append(grad.clone()))
+    opt = DDPNOpt(model)
+    for _ in range(5):
+        twin = copy.deepcopy(model)
+        F.cross_entropy(twin(x), y).backward()
+        opt.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        for name, p in twin.named_parameters():
+            assert p.grad is not None
+            torch.testing.assert_close(seen[name][-1], p.grad)
+        opt.step()
+    assert {len(each) for each in seen.values()} == {5}

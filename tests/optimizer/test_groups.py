@@ -141,6 +141,34 @@ def test_a_group_added_later_is_trained_with_feedback() -> None:
     assert moved == [True, True, False, False, True, True]
 
 
+@pytest.mark.parametrize("replace", [False, True], ids=["appended", "in place of the last one"])
+def test_a_layer_that_the_model_was_given_later_is_trained_with_feedback(replace: bool) -> None:
+    model = fcn()
+    opt = DDPNOpt(model)
+    train(model, opt, vectors, 2)
+    last = len(model) - 1
+    new = nn.Linear(model[last].in_features if replace else model[last].out_features, model[last].out_features)
+    if replace:
+        model[last] = new
+    else:
+        model.append(new)
+    opt.add_param_group({"params": new.parameters()})
+    before = weights(new)
+    train(model, opt, vectors, 2)
+    assert opt.report.open_loop == []
+    assert not any(torch.equal(p, q) for p, q in zip(before, new.parameters(), strict=True))
+
+
+def test_a_new_layer_without_its_parameters_stays_as_it_is() -> None:
+    model = fcn()
+    opt = DDPNOpt(model)
+    train(model, opt, vectors, 1)
+    model.append(nn.Linear(model[-1].out_features, model[-1].out_features))
+    before = weights(model[-1])
+    train(model, opt, vectors, 1)
+    assert same(before, weights(model[-1]))
+
+
 # -- frozen layers -----------------------------------------------------------------------------------------------------
 
 

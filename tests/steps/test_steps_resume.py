@@ -28,7 +28,7 @@ class Mixed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = F.relu(self.conv(torch.stack([x, x.square()], 1)))
-        return self.out(torch.cumsum(self.gain, 0) / 6 * self.norm(h.flatten(1)))  # a function that is not watched
+        return self.out(torch.sort(self.gain).values * self.norm(h.flatten(1)))  # a function that is not watched
 
 
 def network(kind: str) -> nn.Module:

@@ -15,6 +15,7 @@ from ddpnopt.ddp.balance import Balance
 from ddpnopt.ddp.balanced import BalancedGradients, OuterProducts, Stored, SummedUp
 from ddpnopt.ddp.balanced_forms import balanced_gradients, sketched
 from ddpnopt.ddp.sketched import Sketch, Sketched, SketchedProducts
+from ddpnopt.linear.given import Given, without_held
 from ddpnopt.linear.layer import Layer, Parts, add, in_precision, per_sample_dot, stacked
 from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import Explicit, SampleGradients, Sums
@@ -55,6 +56,11 @@ class Stage:
     kept: bool = field(default=False, init=False)  # whether u is a copy of the nominal weights
     _gradients: SampleGradients | None = field(default=None, init=False)
     _balanced: BalancedGradients | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        held = self.state.get("held")
+        if held is not None and isinstance(self.layer, Given):
+            self.p_h, self.p_h_dot_h = [without_held(p, held) for p in self.p_h], None
 
     @property
     def batch(self) -> int:

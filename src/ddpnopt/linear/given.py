@@ -12,6 +12,8 @@ from torch import Tensor
 from ddpnopt.linear.layer import Layer, Parts
 from ddpnopt.linear.sample_gradients import Explicit
 
+BOTH = 2.0  # directions in which a weight is held
+
 
 @dataclass(frozen=True)
 class Given(Layer):
@@ -60,3 +62,11 @@ class Given(Layer):
 
     def split(self, joint: Tensor) -> Parts:
         return [joint.reshape(*joint.shape[:-3], *self.weight_shape)]
+
+
+def without_held(p: Tensor, held: Tensor) -> Tensor:
+    """The gradients of the samples, (B, numbers), without weights that cannot follow: what moves them is undone.
+
+    `held` is 1 where decreases are, -1 where increases are, and `BOTH` where both are.
+    """
+    return p.masked_fill((held == BOTH) | (held * p.sum(0) > 0), 0.0)

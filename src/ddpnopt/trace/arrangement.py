@@ -102,7 +102,8 @@ class Arrangement:
             explained += certain
             if not certain and record.model_layer.required:
                 missing.append((record.name, use))
-            if seen and not certain and not any(bool(change.any()) for _, change in seen):
+            still = not any(bool(change.any()) for _, change in seen)
+            if seen and not certain and still and not record.model_layer.recurrent:  # whose first state may be zero
                 unchanged.append((record.name, use))
         for position, output in zip(recording.positions, recording.outputs, strict=True):
             seen = [(half, out[position]) for half, _, out in changes if position < len(out)]
@@ -240,4 +241,4 @@ def _may_be_sequence_first(recording: Recording) -> bool:
 
 
 def _first_input(recording: Recording) -> Tensor | None:
-    return next((t for t in recording.inputs if t.dim() > 0), None)
+    return next((t for t in recording.inputs if t.dim() > 0 and not t.is_nested), None)

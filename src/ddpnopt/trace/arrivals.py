@@ -55,6 +55,7 @@ class Arrivals:
 
     def see_derivative(self, recording: Recording) -> None:
         """A derivative of a pass is being computed that may become part of the loss."""
+        recording.differentiated = True
         self.hidden |= not recording.reads_variable
         self.incomplete |= any(record.skipped and record.noted is None for record in recording.layers)
         if not self.differentiated:

@@ -67,7 +67,7 @@ def _confined(change: Tensor, half: Tensor, kind: str | None) -> bool:
 
 def selected(source: Tensor, dim: int, t: object) -> object:
     """An input with some samples replaced by others; whatever has no samples stays."""
-    if not isinstance(t, Tensor) or not t.dim():
+    if not isinstance(t, Tensor) or not t.dim() or t.is_nested:
         return t
     at = min(dim, t.dim() - 1)
     return t.index_select(at, source.to(t.device)) if t.shape[at] == len(source) else t

@@ -25,6 +25,7 @@ from ddpnopt.trace.arrangement import Arrangement
 from ddpnopt.trace.arrivals import Arrivals
 from ddpnopt.trace.checkpointing import checkpointed
 from ddpnopt.trace.compiled import let_compiled_code_see_hooks
+from ddpnopt.trace.distributions import floating_outputs, replace_tensors
 from ddpnopt.trace.fused import Fused
 from ddpnopt.trace.intercepting import Intercepting, transformed
 from ddpnopt.trace.loss_terms import MARK
@@ -38,7 +39,6 @@ from ddpnopt.trace.recording import (
     arrived_at_layer,
     arrived_at_output,
     is_floating,
-    leaves,
     on_gradient,
 )
 from ddpnopt.trace.replay import Playback
@@ -175,12 +175,14 @@ class Capture(Intercepting):
             return None
         self.wrapper = active_wrapper()
         self._want_grads()  # an interrupt in the middle of a layer may have left some disabled
+        self.skip_weight_grads &= not self.untouched.is_asked_for(self.layers)
         device = self.layers[0].parameters[0].device
         kind = device.type
         autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), kind)
         rng = RandomState.now(device, self.host.before())
         recording = Recording(args, kwargs, model.training, device, rng, autocast, self.arrivals)
         recording.serial = self._serial = self._serial + 1
+        recording.reads_variable |= self.differentiates
         self._running = recording
         self._watch_suspects(recording)
         if not recording.reads_variable:
@@ -200,18 +202,21 @@ class Capture(Intercepting):
     def _end(self, _: None, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         self._leave(self)
         if self._visitor is not None:
-            self._visitor.outputs += [o for o in leaves(output) if is_floating(o)]
+            self._visitor.outputs += floating_outputs(output)
             return None
         recording, self._running = self._running, None
         if recording is None or output is None:  # not recorded, or the forward pass raised
             return None
         recording.rng = recording.rng._replace(host=self.host.after(recording.rng.host))
+        if recording.differentiated and not self.differentiates and self.wrapper is None:
+            return self._again(recording, partial(model, *args, **kwargs))
         self.arrivals.seen_forward = True
         watch = partial(self._watch_output, recording)
         return watch(output) if isinstance(output, Tensor) else tree_map(watch, output)
 
     def _watch_output(self, recording: Recording, output: Any) -> Any:
         if not is_floating(output):
+            replace_tensors(output, partial(self._watch_output, recording))
             return output
         position, recording.floating_outputs = recording.floating_outputs, recording.floating_outputs + 1
         if not output.requires_grad:
@@ -259,7 +264,7 @@ class Capture(Intercepting):
         if recording is not None:
             use = recording.calls.get(model_layer.name, 0)
             recording.calls[model_layer.name] = use + 1
-        if not torch.is_grad_enabled() or model_layer in self._lost or transformed():
+        if not torch.is_grad_enabled() or model_layer in self._lost or transformed() or x.is_nested:
             return None
         weight = module._parameters["weight"]
         if weight is not model_layer.weight or not weight.requires_grad:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,7 @@ class Intercepting(Playback):
         self._suspects: list[ModelLayer] = []  # layers whose weights the model may read past their forward
         self._suspected: set[ModelLayer] = set()  # all of them so far
         self._loosened: list[ModelLayer] = []  # those that were found to be, since the last step
+        self.differentiates = False  # whether the model computes derivatives of itself in its forward pass
 
     def _enter(self, fused: Fused, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Let the module run as pieces with hooks, in a pass that is recorded, recomputed or replayed."""
@@ -109,6 +110,10 @@ class Intercepting(Playback):
                     self._loose[p] = ModelLayer(f"{layer.name}.{own}", Holder(p), given, loosened=True)
                     self._modules.add(self._loose[p].module)
 
+    def controls(self) -> Iterable[ModelLayer]:
+        """All layers, and the parameters that belong to none, each parameter once."""
+        return {**{each.weight: each for each in self.layers}, **self._loose}.values()
+
     def _of_parameters(self, layer: ModelLayer, x: Tensor, recording: Recording) -> bool:
         """Whether a layer has one input for all samples, computed from parameters: it makes values that they share."""
         made = None if recording.loose is None else recording.loose.known.get(id(x))
@@ -141,6 +146,17 @@ class Intercepting(Playback):
     def _touched(self, recording: Recording, p: nn.Parameter) -> None:
         """The first use of a parameter that belongs to no layer; its gradients follow from all uses."""
         recording.layers.append(LayerRecord(self._loose[p], EMPTY, 0))
+
+    def _again(self, recording: Recording, forward: Callable[[], Any]) -> Any:
+        """Make the first pass in which the model has differentiated itself again, with all uses of the weights noted.
+
+        The force of an energy, or the field of a Hamiltonian, is an output that is a derivative by a variable made in
+        the forward pass, which the inputs do not tell.
+        """
+        self.differentiates = True
+        recording.arrivals.hidden = recording.arrivals.incomplete = False
+        recording.rng.restore(recording.device)
+        return forward()
 
     def _leave(self, fused: Any, *_: Any) -> None:
         entered = self._interceptions.__dict__.get("entered")

@@ -184,6 +184,9 @@ class Uses(Watch):
         return self.known.get(id(t)) or (Made(set(), constant=t.detach()) if is_held(t) else t.detach())
 
     def seen(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Made]) -> Any:
+        if func is torch.broadcast_tensors:  # as distributions do with a scale that all samples share
+            shape = torch.broadcast_shapes(*(t.shape for t in args))
+            return tuple(self.__torch_function__(Tensor.expand, (), (t, shape)) for t in args)
         roots = {p for made in found for p in made.roots}
         before = [(t, t._version) for t in tensors((args, kwargs)) if id(t) not in self.known]
         out = func(*args, **kwargs)

@@ -71,6 +71,8 @@ OF_PARAMETERS: set[Any] = (
         "normalize", "matmul", "mm", "mv", "dot", "vdot", "outer", "diag", "tril", "triu", "_weight_norm", "embedding",
         "swapaxes", "view_as", "reshape_as", "adaptive_avg_pool1d", "einsum", "interpolate",
         "linear", "layer_norm", "rms_norm", "conv1d", "conv2d", "conv3d",
+        "cumsum", "cumprod", "logcumsumexp", "logsumexp", "prod", "amax", "amin", "var", "std", "erf", "sinh", "cosh",
+        "atan", "addmm", "addmv", "bmm", "tensordot", "kron", "trace", "diagonal", "diag_embed", "matrix_exp",
     )
     | {Tensor.__getitem__, Tensor.__matmul__, torch.linalg.vector_norm}
     | {getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH")}

@@ -172,6 +172,11 @@ def find_layers(
 
     Linear layers and convolutions, and with `every_kind` also norms, embeddings and the pieces of fused modules.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError(
+            "A scripted model has no hooks, which DDPNOpt sees the layers by: give it the nn.Module itself, without "
+            "torch.jit.script, or compiled by torch.compile."
+        )
     modules = dict(model.named_modules())
     unknown = exclude - modules.keys()
     if unknown:
@@ -187,6 +192,8 @@ def find_layers(
     inside: set[nn.Module] = set()  # layers that are pieces of a fused module around them
     for name, module in modules.items():
         if module in inside or any(name == e or name.startswith(f"{e}.") for e in exclude):
+            continue
+        if isinstance(module, torch.jit.ScriptModule):  # which runs without hooks
             continue
         name = name or type(module).__name__
         whole = fuse(name, module) if every_kind else None

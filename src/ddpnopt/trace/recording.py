@@ -87,6 +87,7 @@ class Recording:
     q: list[Tensor | None] = field(default_factory=list)  # gradients at the outputs
     floating_outputs: int = 0  # how many there are, with or without gradient
     positions: list[int] = field(default_factory=list)  # of those outputs among all floating ones
+    differentiated: bool = False  # whether a derivative of it may be part of the loss
     repeated: bool = False  # whether several backward passes have come through since the last step
     parts: list[Recording] = field(default_factory=list)  # the micro-batches that this one was joined from
     passes: list[Recording] = field(default_factory=list)  # the forward passes that this one consists of, if several

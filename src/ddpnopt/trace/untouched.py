@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ddpnopt._checks import warn_user
 from ddpnopt.errors import TrainingWarning
+from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording, is_derivative
 
 STEPS = 3  # that are watched
@@ -25,6 +26,14 @@ class Untouched:
         self._parameter: nn.Parameter | None = None
         self._version = 0
         self._made: nn.Parameter | None = None  # the parameter whose gradient is nothing but our zero
+
+    def is_asked_for(self, layers: list[ModelLayer]) -> bool:
+        """Whether hooks on parameters want to see their gradients, which then have to be computed."""
+        return self.steps_left > 0 and any(
+            p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)
+            for each in layers
+            for p in each.parameters
+        )
 
     def leave(self, recording: Recording, record: LayerRecord, _: Tensor) -> None:
         """In the backward pass of the loss, at the layer whose gradient arrives first."""

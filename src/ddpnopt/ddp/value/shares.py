@@ -57,7 +57,9 @@ def promise(stages: list[Stage], sums: list[Tensor] | Tensor, w: Tensor, priors:
     else:
         own, diagonals = torch.stack([S @ w for S in sums]), torch.stack([S.diagonal() for S in sums])
     behind = behind_own = 0.0  # of the stages behind: all samples, and each by its own gradient
+    rounding = 16 * torch.finfo(own.dtype).eps  # less than that is no promise, but what subtraction leaves of zero
     for stage, total, itself in zip(stages, (own + priors).sum(1).tolist(), (diagonals @ w).tolist(), strict=True):
         of_all, of_itself = total - behind, itself - behind_own
+        of_all = 0.0 if abs(of_all) <= rounding * abs(total) else of_all
         behind, behind_own = total, itself
         stage.state["promised"] = (fraction * of_all, fraction * max(0.0, of_all - of_itself))
