@@ -74,6 +74,8 @@ class _Hook:
         if capture is None or isinstance(self.model_layer, Fused):
             return None  # a compiled graph calls fused functions that cannot be replaced
         capture.compiled = True
+        if isinstance(self.model_layer, ModelLayer):
+            self.model_layer.compiled = True
         try:
             return self(*args)
         finally:
@@ -249,7 +251,6 @@ class Capture(Intercepting):
         if Playback.replays:
             if self._visitor is None:
                 return None
-            self._visitor.compiled = self.compiled
             x = self._visitor.before(model_layer, x)
             return None if x is None else ((x,), {})
         recording = self._running

@@ -115,6 +115,7 @@ class ModelLayer:
     layer: Layer
     part_of: Fused | None = None  # the fused module that this is a piece of
     loosened: bool = False  # whether the parameter was taken from a layer whose weight has other uses
+    compiled: bool = False  # whether it has run as compiled code, which knows its forward
 
     def __post_init__(self) -> None:
         weight = self.module._parameters["weight"]
@@ -148,7 +149,12 @@ class ModelLayer:
     def is_faster_from_state(self, x: Tensor) -> bool:
         """Whether `output` of the state of x is what the module computes from x, in less time: a norm's."""
         plain = self.normalises and x.dtype == self.weight.dtype
-        return plain and "forward" not in vars(self.module) and not torch.is_autocast_enabled(x.device.type)
+        return plain and not torch.is_autocast_enabled(x.device.type)
+
+    @property
+    def has_own_forward(self) -> bool:
+        """Whether the module runs the forward of its class."""
+        return "forward" not in vars(self.module)
 
     def output(self, state: Tensor) -> Tensor:
         """h for such a state."""

@@ -78,8 +78,6 @@ class Playback:
                 yield
         finally:
             current.restore(recording.device)
-            if visitor is not None:
-                visitor.restore()
             self._visitor = None
             Playback.replays -= 1
 
@@ -133,7 +131,8 @@ class Playback:
         if modules is None:
             visitor = Visitor(recording, control, observe)
             watch = Watch(self._loose, self._touching(visitor)) if self._has_loose(recording) else nullcontext()
-            with torch.no_grad(), pooling, self._all_passes(recording, visitor, watch, linked=True):
+            norms = visitor.norms_from_states()
+            with torch.no_grad(), pooling, norms, self._all_passes(recording, visitor, watch, linked=True):
                 visitor.check(recording)
             return [recording.arranged(output, k) for k, output in enumerate(visitor.outputs)]
         index = {record.model_layer.module: t for t, record in enumerate(recording.layers)}
@@ -149,7 +148,8 @@ class Playback:
                     layer = recording.layers[t].model_layer
                     state = layer.state_of(x)
                     control(t, state)
-                    x = layer.output(state) if layer.is_faster_from_state(x) else module.forward(x)
+                    quick = layer.has_own_forward and layer.is_faster_from_state(x)
+                    x = layer.output(state) if quick else module.forward(x)
                     if observe is not None:
                         observe(t, x)
         return [x]

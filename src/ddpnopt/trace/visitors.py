@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,20 +36,36 @@ class Visitor:
         self.control, self.observe = control, observe
         self.outputs: list[Tensor] = []
         self.visited: set[int] = set()
-        self.replaced: ModelLayer | None = None  # a norm whose forward is replaced while it runs
-        self.compiled = False  # whether the layer that calls runs as compiled code, which knows its forward
+        self._state: Tensor | None = None  # of the norm that runs next
         self.device, self.samples = recording.device.type, recording.batch_size
 
     def before(self, layer: ModelLayer, x: Tensor) -> Tensor | None:
         """Called with the input of a layer; may return a replacement."""
         t, use = self.enter(layer)
         if use == 0 and self.control is not None:
-            ready = not self.compiled and layer.is_faster_from_state(x)
             state = self._outside(self.control, t, x, layer)
-            if ready:
-                layer.module.forward = lambda _: layer.output(state)  # not normalised a second time
-                self.replaced = layer
+            self._state = state if layer.is_faster_from_state(x) else None
         return None
+
+    @contextmanager
+    def norms_from_states(self) -> Iterator[None]:
+        """Let norms compute their outputs from the states that `control` gets: not normalised a second time.
+
+        A module takes its forward before its hooks run, so that these could not replace it.
+        """
+        norms = [r.model_layer for r in self.records if r.model_layer.normalises and not r.model_layer.compiled]
+        replaced = [norm for norm in norms if norm.has_own_forward]
+        for norm in replaced:
+            norm.module.forward = partial(self._output, norm)
+        try:
+            yield
+        finally:
+            for norm in replaced:
+                del norm.module.forward
+
+    def _output(self, norm: ModelLayer, *args: Any, **kwargs: Any) -> Any:
+        state, self._state = self._state, None
+        return type(norm.module).forward(norm.module, *args, **kwargs) if state is None else norm.output(state)
 
     def enter(self, layer: ModelLayer) -> tuple[int, int | None]:
         """Count a call of a layer: its index, and which of its recorded uses this is; None for any other call."""
@@ -62,12 +79,6 @@ class Visitor:
         """The same for the call that has been counted last."""
         t = self.index.get(id(layer), -1)
         return t, None if t < 0 else self.uses[t].get(self.calls[t] - 1)
-
-    def restore(self) -> None:
-        """Give a norm whose forward is replaced its own again, also after an error in it."""
-        if self.replaced is not None:
-            del self.replaced.module.forward
-            self.replaced = None
 
     def _outside(
         self, call: Callable[[int, Tensor], None], t: int, value: Tensor, read_by: ModelLayer | None = None
@@ -84,8 +95,6 @@ class Visitor:
 
     def after(self, layer: ModelLayer, h: Tensor | None) -> Tensor | None:
         """Called with the output of a layer; may return a replacement."""
-        if self.replaced is layer:
-            self.restore()
         t, use = self.inside(layer)
         if use == 0 and h is not None:
             self.visited.add(t)
