@@ -44,6 +44,12 @@ def _global_hooks() -> bool:
     )
 
 
+def _used(tape: Tape, recording: Recording) -> tuple[list[Tensor], list[Tensor]]:
+    """The outputs that have a gradient, and their gradients."""
+    used = [(z, q) for z, q in zip(tape.at(recording.positions), recording.q, strict=True) if q is not None]
+    return [z for z, _ in used], [q for _, q in used]
+
+
 class Playback:
     """A model and its layers, to replay recorded passes with a callback at each layer."""
 
@@ -234,19 +240,18 @@ class Playback:
     def retrace(self, recording: Recording) -> None:
         """Compute the freed states and gradients of a recording again: forward, and backward from its outputs."""
         with self._taped(recording) as tape:
-            used = [(z, q) for z, q in zip(tape.at(recording.positions), recording.q, strict=True) if q is not None]
-            p_h, p_x = tape.back([z for z, _ in used], [q for _, q in used])
-            states = [tape.states(t) for t in range(len(p_h))]
-        for record, uses, at_output, at_input in zip(recording.layers, states, p_h, p_x, strict=True):
-            record.x, record.p_h, record.p_h_dot_h = together(record.layer, uses), at_output, None
-            record.later = later(record.model_layer, uses)
-            record.p_x = at_input if record.model_layer in self.input_gradients else None
+            p_h, p_x = tape.back(*_used(tape, recording), self.input_gradients)
+            for t, record in enumerate(recording.layers):
+                uses = tape.states(t)
+                tape.inputs[t] = []  # of a norm they are no longer needed
+                record.x, record.p_h, record.p_h_dot_h = together(record.layer, uses), p_h[t], None
+                record.later = later(record.model_layer, uses)
+                record.p_x = p_x[t]
 
     def come_from_outputs(self, recording: Recording) -> bool:
         """Whether the recorded gradients are those of the outputs: no part of the loss begins inside the model."""
         with self._taped(recording) as tape:
-            used = [(z, q) for z, q in zip(tape.at(recording.positions), recording.q, strict=True) if q is not None]
-            p_h = tape.back([z for z, _ in used], [q for _, q in used])[0]
+            p_h, _ = tape.back(*_used(tape, recording), ())
         return all(
             r.p_h is None or float((p - r.p_h).norm()) <= ALIKE * float(r.p_h.norm())
             for p, r in zip(p_h, recording.layers, strict=True)
@@ -259,5 +264,5 @@ class Playback:
         with self._taped(recording) as tape:
             output = tape.at(recording.positions)[index]
             last = len(columns) - 1
-            pulled = [tape.back([output], [column], keep=r < last) for r, column in enumerate(columns)]
+            pulled = [tape.back([output], [column], tape.layers, keep=r < last) for r, column in enumerate(columns)]
         return [p_h for p_h, _ in pulled], [p_x for _, p_x in pulled]

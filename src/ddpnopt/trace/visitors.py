@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ddpnopt.errors import ModelError
 from ddpnopt.linear.given import Given
@@ -18,6 +19,7 @@ from ddpnopt.trace.layer_uses import together
 from ddpnopt.trace.loose import Uses
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import Recording
+from ddpnopt.trace.sources import source_of
 
 
 class Visitor:
@@ -140,6 +142,20 @@ class Cut(Visitor):
         return self.leaves[-1].clone()  # so that in-place activations work
 
 
+class _Output(NamedTuple):
+    """Where the gradient of a layer's output is, also if it is overwritten; without the output, which would be kept."""
+
+    edge: GradientEdge
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    def gradient(self, found: Tensor | None) -> Tensor:
+        if found is None:
+            return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        return found.reshape(self.shape)
+
+
 class Tape(Visitor):
     """An ordinary graph, with a handle at the input and the output of each use of each layer."""
 
@@ -147,7 +163,7 @@ class Tape(Visitor):
         super().__init__(recording)
         self.layers = [record.model_layer for record in recording.layers]
         self.inputs: list[list[Tensor]] = [[] for _ in self.layers]
-        self.hs: list[list[Tensor]] = [[] for _ in self.layers]
+        self.hs: list[list[_Output]] = [[] for _ in self.layers]
         self.spans: list[list[tuple[int, int] | None]] = [[] for _ in self.layers]
         self.loose: Uses | None = None
 
@@ -167,9 +183,10 @@ class Tape(Visitor):
         t, use = self.inside(layer)
         if h is None or use is None:
             return None
-        self.hs[t].append(h)
+        h, source = source_of(h)
+        self.hs[t].append(_Output(get_gradient_edge(source), h.shape, h.dtype, h.device))
         self.spans[t].append(getattr(layer.module, "span", None))
-        return h.clone()  # an in-place activation does not change the handle
+        return h
 
     def states(self, t: int) -> list[Tensor]:
         """What layer t is linear in, at each use."""
@@ -184,27 +201,34 @@ class Tape(Visitor):
         return [self.outputs[i] for i in positions]
 
     def back(
-        self, outputs: list[Tensor], cotangents: list[Tensor], *, keep: bool = False
+        self, outputs: list[Tensor], cotangents: list[Tensor], at_inputs: Container[ModelLayer], *, keep: bool = False
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """p_h and p_x of each layer from cotangents of outputs; None where an input is constant or not the state."""
+        """p_h of each layer from cotangents of outputs, and p_x of some; None where an input is constant or not x."""
         single = [
             uses[0]
-            if len(uses) == 1 and uses[0].requires_grad and layer.required and record.layouts[0] is None
+            if layer in at_inputs
+            and len(uses) == 1
+            and uses[0].requires_grad
+            and layer.required
+            and record.layouts[0] is None
             else None
             for uses, layer, record in zip(self.inputs, self.layers, self.records, strict=True)
         ]
         hs = [h for uses in self.hs for h in uses]
-        met = [] if self.loose is None else [meeting.out for meeting in self.loose.meetings]
+        others = [x for x in single if x is not None]
+        others += [] if self.loose is None else [meeting.out for meeting in self.loose.meetings]
         with torch.autocast(self.device, enabled=False):
-            grads = torch.autograd.grad(
+            found = torch.autograd.grad(
                 outputs,
-                [*hs, *(x for x in single if x is not None), *met],
+                [*(h.edge for h in hs), *map(get_gradient_edge, others)],
                 [c.to(z.dtype) for c, z in zip(cotangents, outputs, strict=True)],
                 retain_graph=keep,
-                materialize_grads=True,
+                allow_unused=True,
             )
-        at_outputs, through = iter(grads[: len(hs)]), iter(grads[len(hs) :])
-        loose = {} if self.loose is None else self.loose.gradients(list(grads[len(grads) - len(met) :]))
+        at_outputs = (h.gradient(grad) for h, grad in zip(hs, found, strict=False))
+        rest = [torch.zeros_like(a) if grad is None else grad for a, grad in zip(others, found[len(hs) :], strict=True)]
+        through = iter(rest)
+        loose = {} if self.loose is None else self.loose.gradients([*rest[len(rest) - len(self.loose.meetings) :]])
         loose = {p: gradient.reshape(self.samples, -1, p.numel()).sum(1) for p, gradient in loose.items()}  # of groups
         p_h = [
             together(
