@@ -18,9 +18,10 @@ from ddpnopt.trace.layer_uses import later, together
 from ddpnopt.trace.loose import Touch, Uses, Watch
 from ddpnopt.trace.max_pooling import PlainMaxPooling
 from ddpnopt.trace.model_layers import ModelLayer
+from ddpnopt.trace.probes import Cut, Paths, Probe
 from ddpnopt.trace.random_numbers import HostGenerators, HostState, RandomState
 from ddpnopt.trace.recording import Recording
-from ddpnopt.trace.visitors import Cut, Probe, Tape, Visitor
+from ddpnopt.trace.visitors import Tape, Visitor
 
 ALIKE = 0.05  # relative difference of gradients up to which they are taken for the same, in any precision
 
@@ -224,6 +225,13 @@ class Playback:
             visitor.check(recording)
         outputs = [o for o in visitor.outputs if o.requires_grad]
         return [Probe(visitor.inputs, visitor.leaves, outputs)]
+
+    def paths(self, recording: Recording, *, mixing: bool) -> list[Paths]:
+        """Which layers each one reads, and with `mixing` whether samples are mixed on the way, for each micro-batch."""
+        visitor = Paths(recording, mixing=mixing)
+        with torch.enable_grad(), visitor.saving(), self._all_passes(recording, visitor, nullcontext()):
+            visitor.check(recording)
+        return [visitor]
 
     @contextmanager
     def _taped(self, recording: Recording) -> Iterator[Tape]:

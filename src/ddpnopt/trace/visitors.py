@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -121,27 +120,6 @@ class Visitor:
                 )
 
 
-class Cut(Visitor):
-    """Each layer's output becomes a leaf of the graph."""
-
-    def __init__(self, recording: Recording) -> None:
-        super().__init__(recording)
-        self.inputs: list[Tensor] = []
-        self.leaves: list[Tensor] = []
-
-    def before(self, layer: ModelLayer, x: Tensor) -> Tensor | None:
-        if self.enter(layer)[1] is not None:
-            self.inputs.append(x)
-        return None
-
-    def after(self, layer: ModelLayer, h: Tensor | None) -> Tensor | None:
-        super().after(layer, h)
-        if h is None or self.inside(layer)[1] is None:
-            return None
-        self.leaves.append(h.detach().requires_grad_())
-        return self.leaves[-1].clone()  # so that in-place activations work
-
-
 class _Output(NamedTuple):
     """Where the gradient of a layer's output is, also if it is overwritten; without the output, which would be kept."""
 
@@ -243,55 +221,3 @@ class Tape(Visitor):
             for spans, layer, record in zip(self.spans, self.layers, self.records, strict=True)
         ]
         return p_h, [None if x is None else next(through) for x in single]
-
-
-@dataclass(eq=False)
-class Probe:
-    """A replay cut behind each layer: inputs[t] is a function of leaves[t-1], the output of leaves[T-1]."""
-
-    inputs: list[Tensor]
-    leaves: list[Tensor]
-    outputs: list[Tensor]
-
-    def sources(self, tensor: Tensor) -> set[int]:
-        """The layers whose outputs a tensor depends on."""
-        index = {id(leaf): t for t, leaf in enumerate(self.leaves)}
-        found: set[int] = set()
-        seen: set[Any] = set()
-        todo = [tensor.grad_fn]
-        while todo:
-            node = todo.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            leaf = index.get(id(getattr(node, "variable", None)))
-            if leaf is not None:
-                found.add(leaf)
-            todo.extend(n for n, _ in node.next_functions)
-        return found
-
-    def off_chain(self, recording: Recording) -> int | None:
-        """The first layer (T for an output) that does not depend on just the layer before it; None in a chain."""
-        T = len(self.inputs)
-        used = [o for o, q in zip(self.outputs, recording.q, strict=True) if q is not None]
-        for t, x in enumerate([*self.inputs, *used]):
-            if self.sources(x) != ({min(t, T) - 1} if t else set()):
-                return min(t, T)
-        return None
-
-    def mixes_samples(self) -> bool:
-        """Whether, in a chain, what a layer reads of some samples depends on others (a graph with nodes as samples)."""
-        half, inputs = len(self.leaves[0]) // 2, self.inputs[1:]
-        if not half or not inputs:
-            return False
-        cotangents = []
-        for x in inputs:
-            # different for each number: a sum of normalised ones would not depend on anything
-            cotangents.append(torch.linspace(1, 2, x.numel()).to(x).view_as(x))
-            cotangents[-1][half:] = 0
-        leaves = self.leaves[: len(inputs)]
-        try:
-            found = torch.autograd.grad(inputs, leaves, cotangents, retain_graph=True, allow_unused=True)
-        except RuntimeError:  # the older form of checkpointing refuses autograd.grad
-            return False
-        return any(g is not None and bool(g[half:].any()) for g in found)
