@@ -19,8 +19,10 @@ from replay_networks import (
 )
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from ddpnopt import DDPNOpt
+from ddpnopt.trace.norms import normalised, normalised_by, statistics
 
 pytestmark = pytest.mark.filterwarnings("ignore::ddpnopt.OpenLoopWarning")
 
@@ -272,3 +274,29 @@ def test_the_second_forward_pass_normalises_once() -> None:
             opt.step()
     assert counted.norms == 2  # for the recorded input, and for the new one
     assert "forward" not in vars(model.norm)
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(nn.BatchNorm2d, (6, 3, 4, 4)), (nn.BatchNorm1d, (6, 3))])
+@pytest.mark.parametrize("train", [True, False])
+def test_the_input_of_a_batch_norm_is_normalised_by_what_autograd_has_saved(
+    kind: type[nn.Module], shape: tuple[int, ...], train: bool
+) -> None:
+    norm = kind(3).train(train)
+    x = (7 + 2 * torch.randn(*shape)).requires_grad_()
+    known = statistics(norm(x))
+    assert (known is not None) == train
+    if known is not None:
+        assert torch.allclose(normalised_by(known, x.detach()), normalised(norm, x.detach()), atol=1e-12)
+
+
+def test_what_is_computed_again_in_the_backward_pass_is_not_asked_for_before() -> None:
+    norm, x = nn.BatchNorm1d(3), torch.randn(6, 3, requires_grad=True)
+    found = []
+
+    def block(x: Tensor) -> Tensor:
+        h: Tensor = norm(x)
+        found.append(statistics(h))
+        return h
+
+    checkpoint(block, x, use_reentrant=False).sum().backward()
+    assert set(found) == {None}

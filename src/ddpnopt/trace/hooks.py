@@ -29,6 +29,7 @@ from ddpnopt.trace.fused import Fused
 from ddpnopt.trace.intercepting import Intercepting, transformed
 from ddpnopt.trace.loss_terms import MARK
 from ddpnopt.trace.model_layers import ModelLayer
+from ddpnopt.trace.norms import statistics
 from ddpnopt.trace.random_numbers import RandomState
 from ddpnopt.trace.recording import (
     RETURNED,
@@ -316,6 +317,8 @@ class Capture(Intercepting):
         record = recording.layers[-1] if recording is not None and recording.layers else None
         if h is None or recording is None or record is None or record.model_layer is not model_layer:
             return None
+        if model_layer.normalises:
+            record.statistics = statistics(h)
         if record.noted is not None and self._noting is not None:
             (uses, x), self._noting = self._noting, None
             h = uses.apply(x, model_layer.weight, module._parameters["bias"])

@@ -21,7 +21,7 @@ from ddpnopt.linear.lookup import Lookup
 from ddpnopt.linear.transposed import TransposedLinear
 from ddpnopt.trace.attention import Attention
 from ddpnopt.trace.fused import Fused, Holder, Piece
-from ddpnopt.trace.norms import describe_norm, normalised
+from ddpnopt.trace.norms import Statistics, describe_norm, normalised, normalised_by
 from ddpnopt.trace.recurrent import Recurrent, RecurrentCell
 
 MOST_DIMS = 64  # of a tensor
@@ -140,10 +140,12 @@ class ModelLayer:
     def _trained(self) -> list[nn.Parameter]:
         return [self.weight] if self._bias is None else [self.weight, self._bias]
 
-    def state_of(self, x: Tensor) -> Tensor:
+    def state_of(self, x: Tensor, known: Statistics | None = None) -> Tensor:
         """What the layer is linear in, for an input of the module: the input itself, or for a norm x^."""
         if not self.normalises:
             return x
+        if known is not None and x.dtype == self.weight.dtype == known[0].dtype:
+            return normalised_by(known, x.detach())
         return normalised(self.module, x.detach().to(self.weight.dtype))
 
     def is_faster_from_state(self, x: Tensor) -> bool:
