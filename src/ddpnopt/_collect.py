@@ -114,13 +114,12 @@ def is_chain(opt: DDPNOpt, passes: Passes, recording: Recording) -> bool:
         several = bool(recording.passes) or any(
             len(r.uses) > 1 or r.later is not None or isinstance(r.layer, Given) for r in recording.layers
         )
-        probes = [] if several else passes.probes(recording)
-        chains[key] = not several and all(probe.off_chain(recording) is None for probe in probes)
         parts = recording.parts or [recording]
         first = all(r.layouts[0] is None or part.group > 1 for part in parts for r in part.layers)
         plain = first and not any(r.recomputed for r in recording.layers)  # a checkpoint recomputes without our hooks
-        if chains[key] and plain and not passes.batch_norms:  # with samples in dimension 0; the norms mix little
-            chains[key] = not any(probe.mixes_samples() for probe in probes)
+        mixing = plain and not passes.batch_norms  # with samples in dimension 0; the norms mix little
+        found = [] if several else passes.paths(recording, mixing=mixing)
+        chains[key] = not several and all(each.is_chain(recording) and not each.mixed for each in found)
         opt._capture.keep_outputs = not all(chains.values())
     return chains[key]
 

@@ -89,7 +89,7 @@ class DerivativeStep(Step):
             return
         if not math.isfinite(loss):
             raise not_finite("the loss", ADVICE)
-        value = self.value = Joint(self.joint_losses)
+        value = Joint(self.joint_losses)
         for record, settings in zip(self.layers, opt._parameters.of_layers(self.layers), strict=True):
             weights: list[Tensor] = list(record.parameters)
             assert record.p_h is not None

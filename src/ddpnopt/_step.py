@@ -22,7 +22,7 @@ from ddpnopt.ddp.penalty import Penalties
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
-from ddpnopt.ddp.value import ScaleFree, ValueFunction
+from ddpnopt.ddp.value import ScaleFree
 from ddpnopt.errors import StepError
 from ddpnopt.linear.layer import add, in_precision
 from ddpnopt.trace.model_layers import ModelLayer
@@ -58,7 +58,6 @@ class Step:
         self.inside = 0.0  # a part of the loss that is computed from activations inside the model, not from its outputs
         self.stages: list[Stage] = []
         self.policies: Policies = []
-        self.value: ValueFunction
         self.displacement: Displacement
         self.outputs: list[Tensor] | None = None  # of the network with the new weights
         self.fraction = 1.0  # of each sample's loss that the sweep asks to remove
@@ -227,7 +226,7 @@ class Step:
         inside = self.penalties.value()
         memory = opt._length.memory, opt._parameters.stage_cost() + inside, inside, self.own_loss
         given = recording, self.displacement, fraction, self.sample_losses, peers, memory
-        (p_h, p_x), self.value = opt.form.start(self.passes, *given)
+        (p_h, p_x), value = opt.form.start(self.passes, *given)  # an attempt that fails leaves nothing of it
         self.stages = []
         settings = opt._parameters.of_layers(recording.layers)
         for t, record in enumerate(recording.layers):
@@ -250,14 +249,15 @@ class Step:
                 record.free()
         del p_h, p_x, x  # the stages have them, and free them on the way
         scale = float(peers.batch(recording.batch_size)) if opt.form.mean else 1.0
-        self.policies = backward_pass(self.stages, self.value, opt.curvature, scale)
+        self.policies = backward_pass(self.stages, value, opt.curvature, scale)
         if not self.displacement.chain:  # the ledger of combinations needs no gradient at the input
             combined = (r.model_layer for r, s in zip(recording.layers, self.stages, strict=True) if s.sketched)
             opt._capture.input_gradients.difference_update(combined)
-        if isinstance(self.value, ScaleFree):
-            choose_fraction(self, self.value, fraction)
+        if isinstance(value, ScaleFree):
+            choose_fraction(self, value, fraction)
         if opt.diagnostics:
-            opt.report.predicted = predicted_change(self.stages, self.value, self.policies)
+            opt.report.predicted = predicted_change(self.stages, value, self.policies)
+            opt.report.guarded = value.guarded_fraction
 
     def apply(self) -> None:
         """Lines 14 to 18: the forward pass, in which each layer is updated when its new input is known."""
@@ -343,7 +343,7 @@ class Step:
 
     def _write_report(self, log: Log) -> None:
         report, before = self.opt.report, self._batch_loss()
-        report.layers, report.guarded, report.actual = log, self.value.guarded_fraction, None
+        report.layers, report.actual = log, None
         after = None if self.outputs is None else self._batch_loss(self.outputs)
         if before is not None and after is not None:
             report.actual = self.peers.total(after - before)

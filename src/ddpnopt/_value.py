@@ -18,9 +18,9 @@ from ddpnopt.ddp.stage import Displacement
 from ddpnopt.ddp.value import Batch, Blocks, Factored, Full, Outer, ScaleFree, ValueFunction
 from ddpnopt.ddp.value.blocks import LARGEST
 from ddpnopt.errors import ModelError, OptionError
+from ddpnopt.trace.probes import Paths, Probe
 from ddpnopt.trace.recording import Recording
 from ddpnopt.trace.replay import AtLayer
-from ddpnopt.trace.visitors import Probe
 
 VALUES = ("batch", "outer", "full")
 Columns = tuple[list[list[Tensor]], list[list[Tensor | None]]]
@@ -37,6 +37,8 @@ class Passes(Protocol):
     def retrace(self, recording: Recording) -> None: ...
 
     def probes(self, recording: Recording) -> list[Probe]: ...
+
+    def paths(self, recording: Recording, *, mixing: bool) -> list[Paths]: ...
 
     def pull_back(self, recording: Recording, index: int, columns: Tensor) -> Columns: ...
 

@@ -18,8 +18,11 @@ from replay_networks import (
     step,
 )
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from ddpnopt import DDPNOpt
+from ddpnopt.trace.norms import normalised, normalised_by, statistics
 
 pytestmark = pytest.mark.filterwarnings("ignore::ddpnopt.OpenLoopWarning")
 
@@ -238,3 +241,62 @@ def test_a_layer_that_the_second_pass_does_not_reach_is_not_skipped_in_silence()
     random.seed(1)  # 0.13, 0.85, 0.76: layer b runs in the first pass only, if Python's stream is left alone
     error = error_of_step(model, loss_of(*vectors()))
     assert "'b'" in error or not any(map(torch.equal, before, model.b.parameters()))
+
+
+class _Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(x + self.norm(self.first(x)))
+
+
+class _Counted(TorchDispatchMode):
+    """Counts the layer norms that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.norms += func is torch.ops.aten.native_layer_norm.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_second_forward_pass_normalises_once() -> None:
+    model = _Residual()
+    opt, (x, y) = DDPNOpt(model), (torch.randn(8, 6), torch.randint(4, (8,)))
+    for _ in range(3):
+        opt.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        with _Counted() as counted:
+            opt.step()
+    assert counted.norms == 2  # for the recorded input, and for the new one
+    assert "forward" not in vars(model.norm)
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(nn.BatchNorm2d, (6, 3, 4, 4)), (nn.BatchNorm1d, (6, 3))])
+@pytest.mark.parametrize("train", [True, False])
+def test_the_input_of_a_batch_norm_is_normalised_by_what_autograd_has_saved(
+    kind: type[nn.Module], shape: tuple[int, ...], train: bool
+) -> None:
+    norm = kind(3).train(train)
+    x = (7 + 2 * torch.randn(*shape)).requires_grad_()
+    known = statistics(norm(x))
+    assert (known is not None) == train
+    if known is not None:
+        assert torch.allclose(normalised_by(known, x.detach()), normalised(norm, x.detach()), atol=1e-12)
+
+
+def test_what_is_computed_again_in_the_backward_pass_is_not_asked_for_before() -> None:
+    norm, x = nn.BatchNorm1d(3), torch.randn(6, 3, requires_grad=True)
+    found = []
+
+    def block(x: Tensor) -> Tensor:
+        h: Tensor = norm(x)
+        found.append(statistics(h))
+        return h
+
+    checkpoint(block, x, use_reentrant=False).sum().backward()
+    assert set(found) == {None}

@@ -118,13 +118,15 @@ class Stage:
         return not self.moves or all(p is not None for p in self.p_x)
 
     def free_recorded(self, displacement: Displacement) -> None:
-        """Drop p_h, or x, where the forward sweep needs only the per-sample gradients, which are explicit."""
-        stored = type(self._balanced) is Stored
-        if not stored and (self._gradients is None or not isinstance(self._gradients, Explicit)):
+        """Drop p_h, or x, where the forward sweep needs only the per-sample gradients, which do without it."""
+        stored, products = type(self._balanced) is Stored, isinstance(self._balanced, OuterProducts)
+        if not stored and not products and (self._gradients is None or not isinstance(self._gradients, Explicit)):
             return
         if displacement.chain:
             if self.has_input_gradients:
                 self.p_h = []
+                if isinstance(self._balanced, OuterProducts):
+                    self._balanced.p = EMPTY
         elif stored and (not self.moves or self.p_x[0] is None):  # the ledger needs p_h alone
             self.x = self.x.new_empty(len(self.x), 0)
 

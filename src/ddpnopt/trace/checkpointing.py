@@ -22,6 +22,11 @@ def checkpointed() -> bool:
     return hooks is not None and getattr(hooks[0], "__module__", "") == checkpoint.__name__
 
 
+def saves_as_usual() -> bool:
+    """Whether what autograd saves can be read at once: nobody's hooks pack it, or compute it again to unpack it."""
+    return _top_hooks is not None and _top_hooks(True) is None
+
+
 def _called_by_checkpoint() -> bool:
     """The same, found by looking through the callers."""
     frame: FrameType | None = sys._getframe(1)

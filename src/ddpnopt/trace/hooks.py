@@ -30,6 +30,7 @@ from ddpnopt.trace.fused import Fused
 from ddpnopt.trace.intercepting import Intercepting, transformed
 from ddpnopt.trace.loss_terms import MARK
 from ddpnopt.trace.model_layers import ModelLayer
+from ddpnopt.trace.norms import statistics
 from ddpnopt.trace.random_numbers import RandomState
 from ddpnopt.trace.recording import (
     RETURNED,
@@ -74,6 +75,8 @@ class _Hook:
         if capture is None or isinstance(self.model_layer, Fused):
             return None  # a compiled graph calls fused functions that cannot be replaced
         capture.compiled = True
+        if isinstance(self.model_layer, ModelLayer):
+            self.model_layer.compiled = True
         try:
             return self(*args)
         finally:
@@ -254,7 +257,6 @@ class Capture(Intercepting):
         if Playback.replays:
             if self._visitor is None:
                 return None
-            self._visitor.compiled = self.compiled
             x = self._visitor.before(model_layer, x)
             return None if x is None else ((x,), {})
         recording = self._running
@@ -320,6 +322,8 @@ class Capture(Intercepting):
         record = recording.layers[-1] if recording is not None and recording.layers else None
         if h is None or recording is None or record is None or record.model_layer is not model_layer:
             return None
+        if model_layer.normalises:
+            record.statistics = statistics(h)
         if record.noted is not None and self._noting is not None:
             (uses, x), self._noting = self._noting, None
             h = uses.apply(x, model_layer.weight, module._parameters["bias"])

@@ -98,7 +98,7 @@ def _keep(record: LayerRecord, batch: int) -> bool:
     """Whether a norm or an embedding takes part; if not, the gradient that autograd has skipped goes to `.grad`."""
     x = record.x
     if record.layouts[0] is None:
-        record.x = record.model_layer.state_of(x)
+        record.x = record.model_layer.state_of(x, record.statistics)
         record.x_version = record.x._version
     if not x.dim() or not len(x) == record.h_shape[0] == batch or positions(x):
         leave(record)

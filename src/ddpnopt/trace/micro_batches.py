@@ -16,9 +16,9 @@ from ddpnopt.errors import ModelError
 from ddpnopt.trace.hooks import Capture
 from ddpnopt.trace.layer_uses import leave_unequal
 from ddpnopt.trace.lockstep import Turn
+from ddpnopt.trace.probes import Paths, Probe
 from ddpnopt.trace.recording import LayerRecord, Recording
 from ddpnopt.trace.replay import AtLayer
-from ddpnopt.trace.visitors import Probe
 
 Pause = tuple[str, int, Tensor]
 """Where a micro-batch waits for the others: at the input or output, of layer t, with the tensor there."""
@@ -94,6 +94,9 @@ class MicroBatches:
 
     def probes(self, recording: Recording) -> list[Probe]:
         return [probe for part in recording.parts for probe in self.capture.probes(part)]
+
+    def paths(self, recording: Recording, *, mixing: bool) -> list[Paths]:
+        return [found for part in recording.parts for found in self.capture.paths(part, mixing=mixing)]
 
     def pull_back(
         self, recording: Recording, index: int, columns: Tensor

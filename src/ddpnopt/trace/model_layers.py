@@ -21,7 +21,7 @@ from ddpnopt.linear.lookup import Lookup
 from ddpnopt.linear.transposed import TransposedLinear
 from ddpnopt.trace.attention import Attention
 from ddpnopt.trace.fused import Fused, Holder, Piece
-from ddpnopt.trace.norms import describe_norm, normalised
+from ddpnopt.trace.norms import Statistics, describe_norm, normalised, normalised_by
 from ddpnopt.trace.recurrent import Recurrent, RecurrentCell
 
 MOST_DIMS = 64  # of a tensor
@@ -115,6 +115,7 @@ class ModelLayer:
     layer: Layer
     part_of: Fused | None = None  # the fused module that this is a piece of
     loosened: bool = False  # whether the parameter was taken from a layer whose weight has other uses
+    compiled: bool = False  # whether it has run as compiled code, which knows its forward
 
     def __post_init__(self) -> None:
         weight = self.module._parameters["weight"]
@@ -139,16 +140,23 @@ class ModelLayer:
     def _trained(self) -> list[nn.Parameter]:
         return [self.weight] if self._bias is None else [self.weight, self._bias]
 
-    def state_of(self, x: Tensor) -> Tensor:
+    def state_of(self, x: Tensor, known: Statistics | None = None) -> Tensor:
         """What the layer is linear in, for an input of the module: the input itself, or for a norm x^."""
         if not self.normalises:
             return x
+        if known is not None and x.dtype == self.weight.dtype == known[0].dtype:
+            return normalised_by(known, x.detach())
         return normalised(self.module, x.detach().to(self.weight.dtype))
 
     def is_faster_from_state(self, x: Tensor) -> bool:
         """Whether `output` of the state of x is what the module computes from x, in less time: a norm's."""
         plain = self.normalises and x.dtype == self.weight.dtype
-        return plain and "forward" not in vars(self.module) and not torch.is_autocast_enabled(x.device.type)
+        return plain and not torch.is_autocast_enabled(x.device.type)
+
+    @property
+    def has_own_forward(self) -> bool:
+        """Whether the module runs the forward of its class."""
+        return "forward" not in vars(self.module)
 
     def output(self, state: Tensor) -> Tensor:
         """h for such a state."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpnopt.linear.elementwise import ScaleShift
+from ddpnopt.trace.checkpointing import saves_as_usual
 
 
 def _layer(norm: Any, x: Tensor) -> Tensor:
@@ -48,3 +50,20 @@ def describe_norm(module: nn.Module, weight: nn.Parameter, has_bias: bool) -> Sc
 def normalised(module: nn.Module, x: Tensor) -> Tensor:
     """x^, the input of the scale and shift."""
     return _NORMALISATIONS[type(module).forward][0](module, x)
+
+
+Statistics = tuple[Tensor, Tensor]
+"""The mean of each channel and one over its deviation."""
+
+
+def statistics(h: Tensor) -> Statistics | None:
+    """Those of the batch that a batch norm has just normalised, if autograd has saved them."""
+    node: Any = h.grad_fn
+    saved = type(node).__name__ == "NativeBatchNormBackward0" and node._saved_training and saves_as_usual()
+    return (node._saved_result1, node._saved_result2) if saved else None
+
+
+def normalised_by(known: Statistics, x: Tensor) -> Tensor:
+    """x^ of a batch norm: in less than half the time, since they need not be computed again."""
+    mean, scale = (each.view(-1, *[1] * (x.dim() - 2)) for each in known)
+    return torch.addcmul(-mean * scale, x, scale)

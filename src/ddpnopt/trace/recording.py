@@ -16,6 +16,7 @@ from ddpnopt.errors import ModelError, StepError
 from ddpnopt.linear.given import Given
 from ddpnopt.trace.layout import Layout
 from ddpnopt.trace.model_layers import ModelLayer
+from ddpnopt.trace.norms import Statistics
 from ddpnopt.trace.random_numbers import RandomState
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class LayerRecord:
     span: tuple[int, int] | None = None  # of the outputs that were computed; None: all
     layouts: list[Layout | None] = field(default_factory=lambda: [None])  # of each use: if not in dimension 0
     other_parts: list[tuple[int, Tensor]] = field(default_factory=list)  # p_h in further parts of the backward pass
+    statistics: Statistics | None = None  # of the batch, in a batch norm, where they are known
     noted: Noted | None = None  # all uses of the weight, where derivatives may become part of the loss
     _h: Tensor | None = None
     _version: int = 0

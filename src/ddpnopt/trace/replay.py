@@ -18,9 +18,10 @@ from ddpnopt.trace.layer_uses import later, together
 from ddpnopt.trace.loose import Touch, Uses, Watch
 from ddpnopt.trace.max_pooling import PlainMaxPooling
 from ddpnopt.trace.model_layers import ModelLayer
+from ddpnopt.trace.probes import Cut, Paths, Probe
 from ddpnopt.trace.random_numbers import HostGenerators, HostState, RandomState
 from ddpnopt.trace.recording import Recording
-from ddpnopt.trace.visitors import Cut, Probe, Tape, Visitor
+from ddpnopt.trace.visitors import Tape, Visitor
 
 ALIKE = 0.05  # relative difference of gradients up to which they are taken for the same, in any precision
 
@@ -42,6 +43,12 @@ def _global_hooks() -> bool:
         or module_hooks._global_backward_hooks
         or module_hooks._global_backward_pre_hooks
     )
+
+
+def _used(tape: Tape, recording: Recording) -> tuple[list[Tensor], list[Tensor]]:
+    """The outputs that have a gradient, and their gradients."""
+    used = [(z, q) for z, q in zip(tape.at(recording.positions), recording.q, strict=True) if q is not None]
+    return [z for z, _ in used], [q for _, q in used]
 
 
 class Playback:
@@ -78,8 +85,6 @@ class Playback:
                 yield
         finally:
             current.restore(recording.device)
-            if visitor is not None:
-                visitor.restore()
             self._visitor = None
             Playback.replays -= 1
 
@@ -133,7 +138,8 @@ class Playback:
         if modules is None:
             visitor = Visitor(recording, control, observe)
             watch = Watch(self._loose, self._touching(visitor)) if self._has_loose(recording) else nullcontext()
-            with torch.no_grad(), pooling, self._all_passes(recording, visitor, watch, linked=True):
+            norms = visitor.norms_from_states()
+            with torch.no_grad(), pooling, norms, self._all_passes(recording, visitor, watch, linked=True):
                 visitor.check(recording)
             return [recording.arranged(output, k) for k, output in enumerate(visitor.outputs)]
         index = {record.model_layer.module: t for t, record in enumerate(recording.layers)}
@@ -149,7 +155,8 @@ class Playback:
                     layer = recording.layers[t].model_layer
                     state = layer.state_of(x)
                     control(t, state)
-                    x = layer.output(state) if layer.is_faster_from_state(x) else module.forward(x)
+                    quick = layer.has_own_forward and layer.is_faster_from_state(x)
+                    x = layer.output(state) if quick else module.forward(x)
                     if observe is not None:
                         observe(t, x)
         return [x]
@@ -219,6 +226,13 @@ class Playback:
         outputs = [o for o in visitor.outputs if o.requires_grad]
         return [Probe(visitor.inputs, visitor.leaves, outputs)]
 
+    def paths(self, recording: Recording, *, mixing: bool) -> list[Paths]:
+        """Which layers each one reads, and with `mixing` whether samples are mixed on the way, for each micro-batch."""
+        visitor = Paths(recording, mixing=mixing)
+        with torch.enable_grad(), visitor.saving(), self._all_passes(recording, visitor, nullcontext()):
+            visitor.check(recording)
+        return [visitor]
+
     @contextmanager
     def _taped(self, recording: Recording) -> Iterator[Tape]:
         """The forward pass with a graph; the backward pass must come before the buffers, which norms use, are reset."""
@@ -234,19 +248,18 @@ class Playback:
     def retrace(self, recording: Recording) -> None:
         """Compute the freed states and gradients of a recording again: forward, and backward from its outputs."""
         with self._taped(recording) as tape:
-            used = [(z, q) for z, q in zip(tape.at(recording.positions), recording.q, strict=True) if q is not None]
-            p_h, p_x = tape.back([z for z, _ in used], [q for _, q in used])
-            states = [tape.states(t) for t in range(len(p_h))]
-        for record, uses, at_output, at_input in zip(recording.layers, states, p_h, p_x, strict=True):
-            record.x, record.p_h, record.p_h_dot_h = together(record.layer, uses), at_output, None
-            record.later = later(record.model_layer, uses)
-            record.p_x = at_input if record.model_layer in self.input_gradients else None
+            p_h, p_x = tape.back(*_used(tape, recording), self.input_gradients)
+            for t, record in enumerate(recording.layers):
+                uses = tape.states(t)
+                tape.inputs[t] = []  # of a norm they are no longer needed
+                record.x, record.p_h, record.p_h_dot_h = together(record.layer, uses), p_h[t], None
+                record.later = later(record.model_layer, uses)
+                record.p_x = p_x[t]
 
     def come_from_outputs(self, recording: Recording) -> bool:
         """Whether the recorded gradients are those of the outputs: no part of the loss begins inside the model."""
         with self._taped(recording) as tape:
-            used = [(z, q) for z, q in zip(tape.at(recording.positions), recording.q, strict=True) if q is not None]
-            p_h = tape.back([z for z, _ in used], [q for _, q in used])[0]
+            p_h, _ = tape.back(*_used(tape, recording), ())
         return all(
             r.p_h is None or float((p - r.p_h).norm()) <= ALIKE * float(r.p_h.norm())
             for p, r in zip(p_h, recording.layers, strict=True)
@@ -259,5 +272,5 @@ class Playback:
         with self._taped(recording) as tape:
             output = tape.at(recording.positions)[index]
             last = len(columns) - 1
-            pulled = [tape.back([output], [column], keep=r < last) for r, column in enumerate(columns)]
+            pulled = [tape.back([output], [column], tape.layers, keep=r < last) for r, column in enumerate(columns)]
         return [p_h for p_h, _ in pulled], [p_x for _, p_x in pulled]

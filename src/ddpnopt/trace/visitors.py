@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ddpnopt.errors import ModelError
 from ddpnopt.linear.given import Given
@@ -17,6 +18,7 @@ from ddpnopt.trace.layer_uses import together
 from ddpnopt.trace.loose import Uses
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import Recording
+from ddpnopt.trace.sources import source_of
 
 
 class Visitor:
@@ -35,20 +37,36 @@ class Visitor:
         self.control, self.observe = control, observe
         self.outputs: list[Tensor] = []
         self.visited: set[int] = set()
-        self.replaced: ModelLayer | None = None  # a norm whose forward is replaced while it runs
-        self.compiled = False  # whether the layer that calls runs as compiled code, which knows its forward
+        self._state: Tensor | None = None  # of the norm that runs next
         self.device, self.samples = recording.device.type, recording.batch_size
 
     def before(self, layer: ModelLayer, x: Tensor) -> Tensor | None:
         """Called with the input of a layer; may return a replacement."""
         t, use = self.enter(layer)
         if use == 0 and self.control is not None:
-            ready = not self.compiled and layer.is_faster_from_state(x)
             state = self._outside(self.control, t, x, layer)
-            if ready:
-                layer.module.forward = lambda _: layer.output(state)  # not normalised a second time
-                self.replaced = layer
+            self._state = state if layer.is_faster_from_state(x) else None
         return None
+
+    @contextmanager
+    def norms_from_states(self) -> Iterator[None]:
+        """Let norms compute their outputs from the states that `control` gets: not normalised a second time.
+
+        A module takes its forward before its hooks run, so that these could not replace it.
+        """
+        norms = [r.model_layer for r in self.records if r.model_layer.normalises and not r.model_layer.compiled]
+        replaced = [norm for norm in norms if norm.has_own_forward]
+        for norm in replaced:
+            norm.module.forward = partial(self._output, norm)
+        try:
+            yield
+        finally:
+            for norm in replaced:
+                del norm.module.forward
+
+    def _output(self, norm: ModelLayer, *args: Any, **kwargs: Any) -> Any:
+        state, self._state = self._state, None
+        return type(norm.module).forward(norm.module, *args, **kwargs) if state is None else norm.output(state)
 
     def enter(self, layer: ModelLayer) -> tuple[int, int | None]:
         """Count a call of a layer: its index, and which of its recorded uses this is; None for any other call."""
@@ -62,12 +80,6 @@ class Visitor:
         """The same for the call that has been counted last."""
         t = self.index.get(id(layer), -1)
         return t, None if t < 0 else self.uses[t].get(self.calls[t] - 1)
-
-    def restore(self) -> None:
-        """Give a norm whose forward is replaced its own again, also after an error in it."""
-        if self.replaced is not None:
-            del self.replaced.module.forward
-            self.replaced = None
 
     def _outside(
         self, call: Callable[[int, Tensor], None], t: int, value: Tensor, read_by: ModelLayer | None = None
@@ -84,8 +96,6 @@ class Visitor:
 
     def after(self, layer: ModelLayer, h: Tensor | None) -> Tensor | None:
         """Called with the output of a layer; may return a replacement."""
-        if self.replaced is layer:
-            self.restore()
         t, use = self.inside(layer)
         if use == 0 and h is not None:
             self.visited.add(t)
@@ -110,25 +120,18 @@ class Visitor:
                 )
 
 
-class Cut(Visitor):
-    """Each layer's output becomes a leaf of the graph."""
+class _Output(NamedTuple):
+    """Where the gradient of a layer's output is, also if it is overwritten; without the output, which would be kept."""
 
-    def __init__(self, recording: Recording) -> None:
-        super().__init__(recording)
-        self.inputs: list[Tensor] = []
-        self.leaves: list[Tensor] = []
+    edge: GradientEdge
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
 
-    def before(self, layer: ModelLayer, x: Tensor) -> Tensor | None:
-        if self.enter(layer)[1] is not None:
-            self.inputs.append(x)
-        return None
-
-    def after(self, layer: ModelLayer, h: Tensor | None) -> Tensor | None:
-        super().after(layer, h)
-        if h is None or self.inside(layer)[1] is None:
-            return None
-        self.leaves.append(h.detach().requires_grad_())
-        return self.leaves[-1].clone()  # so that in-place activations work
+    def gradient(self, found: Tensor | None) -> Tensor:
+        if found is None:
+            return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        return found.reshape(self.shape)
 
 
 class Tape(Visitor):
@@ -138,7 +141,7 @@ class Tape(Visitor):
         super().__init__(recording)
         self.layers = [record.model_layer for record in recording.layers]
         self.inputs: list[list[Tensor]] = [[] for _ in self.layers]
-        self.hs: list[list[Tensor]] = [[] for _ in self.layers]
+        self.hs: list[list[_Output]] = [[] for _ in self.layers]
         self.spans: list[list[tuple[int, int] | None]] = [[] for _ in self.layers]
         self.loose: Uses | None = None
 
@@ -158,9 +161,10 @@ class Tape(Visitor):
         t, use = self.inside(layer)
         if h is None or use is None:
             return None
-        self.hs[t].append(h)
+        h, source = source_of(h)
+        self.hs[t].append(_Output(get_gradient_edge(source), h.shape, h.dtype, h.device))
         self.spans[t].append(getattr(layer.module, "span", None))
-        return h.clone()  # an in-place activation does not change the handle
+        return h
 
     def states(self, t: int) -> list[Tensor]:
         """What layer t is linear in, at each use."""
@@ -175,27 +179,34 @@ class Tape(Visitor):
         return [self.outputs[i] for i in positions]
 
     def back(
-        self, outputs: list[Tensor], cotangents: list[Tensor], *, keep: bool = False
+        self, outputs: list[Tensor], cotangents: list[Tensor], at_inputs: Container[ModelLayer], *, keep: bool = False
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """p_h and p_x of each layer from cotangents of outputs; None where an input is constant or not the state."""
+        """p_h of each layer from cotangents of outputs, and p_x of some; None where an input is constant or not x."""
         single = [
             uses[0]
-            if len(uses) == 1 and uses[0].requires_grad and layer.required and record.layouts[0] is None
+            if layer in at_inputs
+            and len(uses) == 1
+            and uses[0].requires_grad
+            and layer.required
+            and record.layouts[0] is None
             else None
             for uses, layer, record in zip(self.inputs, self.layers, self.records, strict=True)
         ]
         hs = [h for uses in self.hs for h in uses]
-        met = [] if self.loose is None else [meeting.out for meeting in self.loose.meetings]
+        others = [x for x in single if x is not None]
+        others += [] if self.loose is None else [meeting.out for meeting in self.loose.meetings]
         with torch.autocast(self.device, enabled=False):
-            grads = torch.autograd.grad(
+            found = torch.autograd.grad(
                 outputs,
-                [*hs, *(x for x in single if x is not None), *met],
+                [*(h.edge for h in hs), *map(get_gradient_edge, others)],
                 [c.to(z.dtype) for c, z in zip(cotangents, outputs, strict=True)],
                 retain_graph=keep,
-                materialize_grads=True,
+                allow_unused=True,
             )
-        at_outputs, through = iter(grads[: len(hs)]), iter(grads[len(hs) :])
-        loose = {} if self.loose is None else self.loose.gradients(list(grads[len(grads) - len(met) :]))
+        at_outputs = (h.gradient(grad) for h, grad in zip(hs, found, strict=False))
+        rest = [torch.zeros_like(a) if grad is None else grad for a, grad in zip(others, found[len(hs) :], strict=True)]
+        through = iter(rest)
+        loose = {} if self.loose is None else self.loose.gradients([*rest[len(rest) - len(self.loose.meetings) :]])
         loose = {p: gradient.reshape(self.samples, -1, p.numel()).sum(1) for p, gradient in loose.items()}  # of groups
         p_h = [
             together(
@@ -210,55 +221,3 @@ class Tape(Visitor):
             for spans, layer, record in zip(self.spans, self.layers, self.records, strict=True)
         ]
         return p_h, [None if x is None else next(through) for x in single]
-
-
-@dataclass(eq=False)
-class Probe:
-    """A replay cut behind each layer: inputs[t] is a function of leaves[t-1], the output of leaves[T-1]."""
-
-    inputs: list[Tensor]
-    leaves: list[Tensor]
-    outputs: list[Tensor]
-
-    def sources(self, tensor: Tensor) -> set[int]:
-        """The layers whose outputs a tensor depends on."""
-        index = {id(leaf): t for t, leaf in enumerate(self.leaves)}
-        found: set[int] = set()
-        seen: set[Any] = set()
-        todo = [tensor.grad_fn]
-        while todo:
-            node = todo.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            leaf = index.get(id(getattr(node, "variable", None)))
-            if leaf is not None:
-                found.add(leaf)
-            todo.extend(n for n, _ in node.next_functions)
-        return found
-
-    def off_chain(self, recording: Recording) -> int | None:
-        """The first layer (T for an output) that does not depend on just the layer before it; None in a chain."""
-        T = len(self.inputs)
-        used = [o for o, q in zip(self.outputs, recording.q, strict=True) if q is not None]
-        for t, x in enumerate([*self.inputs, *used]):
-            if self.sources(x) != ({min(t, T) - 1} if t else set()):
-                return min(t, T)
-        return None
-
-    def mixes_samples(self) -> bool:
-        """Whether, in a chain, what a layer reads of some samples depends on others (a graph with nodes as samples)."""
-        half, inputs = len(self.leaves[0]) // 2, self.inputs[1:]
-        if not half or not inputs:
-            return False
-        cotangents = []
-        for x in inputs:
-            # different for each number: a sum of normalised ones would not depend on anything
-            cotangents.append(torch.linspace(1, 2, x.numel()).to(x).view_as(x))
-            cotangents[-1][half:] = 0
-        leaves = self.leaves[: len(inputs)]
-        try:
-            found = torch.autograd.grad(inputs, leaves, cotangents, retain_graph=True, allow_unused=True)
-        except RuntimeError:  # the older form of checkpointing refuses autograd.grad
-            return False
-        return any(g is not None and bool(g[half:].any()) for g in found)
