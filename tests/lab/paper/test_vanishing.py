@@ -75,7 +75,7 @@ def made(case: VanishingCase, share: float, size: float = 1.0) -> VanishingRun:
 def runs(mine: float, theirs: float, seeds: int = 3, size: float = 7.0) -> VanishingRuns:
     """DDPNOpt ends at a share of the plateau, and the others at another."""
     wanted = [*vanishing.main_cases(), *vanishing.variants(objective="CE"), *vanishing.adaptive_cases()]
-    wanted += [*vanishing.variants(activation="ReLU"), *vanishing.tuning_cases((0.03, 0.1))]
+    wanted += [*vanishing.relu_cases((0.03, 0.1)), *vanishing.tuning_cases((0.03, 0.1))]
     wanted += [*vanishing.weight_cases("MMC"), *vanishing.weight_cases("CE")]
 
     def one(case: VanishingCase, seed: int) -> VanishingRun:
@@ -119,6 +119,30 @@ def test_a_verdict_that_depends_on_the_unknown_weight_of_sgd_vgr_is_open(objecti
     # with every weight it escapes: then nothing depends on it
     found |= {case: [made(case, 0.6) for _ in range(3)] for case in freed}
     assert judge(VanishingRuns(found), RATES)[number].holds is False
+
+
+def relu_verdict(**finals: tuple[float, float]) -> bool | None:
+    """Of the ReLU network where every method trains, but for the shares of the plateau of these at both rates."""
+    found = dict(runs(mine=0.5, theirs=0.5).of)
+    for way, shares in finals.items():
+        for lr, share in zip(RATES.lrs, shares, strict=True):
+            case = VanishingCase(way.replace("_", "-"), lr, activation="ReLU")
+            found[case] = [replace(made(case, 1.0), final=50 * share) for _ in range(3)]
+    claim = judge(VanishingRuns(found), RATES)[6]
+    assert bool(claim.why) is not bool(claim.holds)
+    return claim.holds
+
+
+def test_relu_is_judged_at_the_best_rate_and_a_run_that_diverged_has_not_vanished() -> None:
+    assert relu_verdict() is True
+    assert relu_verdict(SGD=(0.3, 1.0), EKFAC=(math.inf, 0.2)) is True
+    assert relu_verdict(EKFAC=(math.inf, 1.0)) is False
+    assert relu_verdict(EKFAC=(math.inf, math.inf)) is None
+
+
+def test_sgd_vgr_alone_does_not_refute_what_plain_sgd_does() -> None:
+    assert relu_verdict(SGD_VGR=(1.0, 1.0)) is None
+    assert relu_verdict(SGD_VGR=(1.0, 1.0), DDPNOpt=(1.0, 1.0)) is False
 
 
 def test_a_run_that_diverged_has_not_escaped() -> None:
