@@ -103,13 +103,15 @@ def judge(runs: VanishingRuns, effort: VanishingEffort) -> list[Claim]:
 
 def _depends_on_weight(runs: VanishingRuns, objective: str = "MMC") -> str:
     """Whether SGD-VGR is stuck at its main rate with a smaller penalty, as a sentence; empty if it is not."""
-    known = [case for case in weight_cases(objective) if case in runs.of and case.weight in VGR_WEIGHTS]
+    known = [case for case in weight_cases(objective) if case in runs.of]
     stuck = [case.weight for case in known if runs.stuck([case])]
-    if not stuck:
+    free = [case.weight for case in known if case.weight not in stuck]
+    if not stuck or not free:
         return ""
     return (
-        f"SGD-VGR is stuck with a penalty of {max(stuck):g} or less and not with 2; the paper does not give its "
-        "weight, on which this depends."
+        f"On {len(runs.of[known[0]])} seeds SGD-VGR is stuck with a penalty of {max(stuck):g} and leaves the plateau "
+        f"on most with {min(free):g} to {max(free):g}, while the others are stuck: the weight that the paper took, and "
+        "does not give, would decide it."
     )
 
 
@@ -165,7 +167,8 @@ def _second_order(runs: VanishingRuns, first: VanishingCase, second: VanishingCa
         holds = None
     whys = {
         True: "",
-        None: f"Escaped on {runs.escapes(second)} of {len(runs.of[second])} seeds: not beyond the error.",
+        None: f"With second order {runs.escapes(second)} of {len(runs.of[second])} seeds escape and "
+        f"{sum(each.diverged for each in runs.of[second])} diverge; it is decided when all escape, or none.",
         False: "Second order leaves the plateau on no seed, or ends higher than first order.",
     }
     return Claim(
@@ -184,8 +187,8 @@ def _update_size(runs: VanishingRuns, first: VanishingCase, second: VanishingCas
     holds = one.within(low, high)
     whys = {
         True: "",
-        None: "The error over the seeds reaches over the ends of that range.",
-        False: "It is outside that range, beyond the margin of error.",
+        None: f"The margin of error over {one.seeds} seeds reaches over an end of that range.",
+        False: f"It is outside that range, beyond the margin of error over {one.seeds} seeds.",
     }
     return Claim(
         "The update of DDPNOpt is typically 5 to 10 times larger.",
