@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from paper_runs import DIGITS, outcome
 
 from ddpnopt.lab.paper import digits_runs, fig_dynamics
 from ddpnopt.lab.paper import fig_grid_claims as grid
 from ddpnopt.lab.paper.fig_grid_published import GRIDS
+from ddpnopt.lab.paper.item import Context
 from ddpnopt.lab.paper.item_runs import SeedRuns
 from ddpnopt.lab.paper.readings import PAPER, READINGS
 from ddpnopt.lab.runs.outcome import Curve
@@ -98,3 +101,11 @@ def test_a_rate_at_which_the_baseline_is_not_the_papers_is_named_and_does_not_co
         "without the learning rate 0.8, where SGD itself has 9.00 here and 1.78 in the paper (with it does not hold)"
     )
     assert grid.claims_of(each)[0].holds is True
+
+
+def test_curves_whose_claims_are_decided_have_the_usual_number_of_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fig_dynamics, "outcomes", lambda _, wanted, __: [outcome(90.0, 0.1)] * len(wanted))
+    examples = fig_dynamics.examples_of(Context(tmp_path), READINGS[PAPER], range(50))
+    assert [(len(each.base.runs), len(each.ours.runs)) for each in examples] == [(30, 30), (50, 50), (30, 30)]

@@ -36,3 +36,9 @@ def test_what_the_papers_figures_do_not_show_is_no_claim() -> None:
     last = tables6to8.TABLES[2]
     assert last.accuracy[1] < last.accuracy[0]
     assert list(tables6to8._claims(last, *pair_of_runs([0.1] * 3, [0.1] * 3))) == ["training loss"]
+
+
+def test_tables_with_unlike_numbers_of_seeds_are_judged_together_on_those_that_all_have() -> None:
+    few, many = [0.002, 0.003, 0.001], [0.002, 0.003, 0.001, -9.0]
+    pairs = [pair_of_runs(many, many), pair_of_runs(few, few), pair_of_runs(few, few)]
+    assert tables6to8._in_most_cases(pairs) == tables6to8._in_most_cases([pair_of_runs(few, few)] * 3)
