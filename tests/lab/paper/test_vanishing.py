@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpnopt.lab.paper import fig_vanishing as vanishing
+from ddpnopt.lab.paper.captions import spread
 from ddpnopt.lab.paper.fig_vanishing_claims import VGR_WEIGHTS, VanishingRuns, judge
 from ddpnopt.lab.paper.fig_vanishing_runs import JUDGED, VanishingCase, VanishingEffort, VanishingRun, config, trained
 from ddpnopt.lab.paper.item import Context, write
@@ -150,3 +151,8 @@ def test_a_run_that_diverged_has_not_escaped() -> None:
     run = replace(made(case, 0.5), final=math.inf)
     assert run.diverged
     assert not run.escaped
+
+
+def test_losses_that_have_all_but_diverged_are_written_briefly() -> None:
+    assert spread([2e10, 4e10, math.inf]) == "3.0e+10 ± 1.4e+10 (1 diverged)"
+    assert spread([50.0, 50.1]) == "50.05 ± 0.07"

@@ -272,6 +272,7 @@ def _relu(runs: VanishingRuns, lrs: Sequence[float]) -> Claim:
     why = (
         f"{what}: {', '.join(case.way for case in stuck or left)}; {sum(lost)} of {len(lost)} "
         f"runs of {', '.join(case.way for case in left)} diverged. The paper does not give its rates."
+        f"{'' if stuck else ' Rates at which they are stable would decide it.'}"
     )
     return Claim(
         "With ReLU the gradients do not vanish.",
