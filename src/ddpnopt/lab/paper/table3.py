@@ -138,11 +138,14 @@ def ocp_claim(entries: Sequence[TunedMethod]) -> Claim:
     column = by_name["DDPNOpt"].column
     holds, why, left_out = _ahead(by_name, "DDPNOpt")
     paper = {name: known for name in ("DDPNOpt", *rivals) if (known := _known(column, name)) is not None}
+    epochs = by_name["DDPNOpt"].seeds.task.epochs
     return Claim(
         f"{column.label}: DDPNOpt outperforms {' and '.join(rivals)}",
         holds,
         ", ".join(f"{name} {known:.2f}" for name, known in paper.items()),
-        ", ".join(_text(by_name[name]) for name in ("DDPNOpt", *rivals)) + left_out,
+        f"after {epochs} epoch{'s' if epochs > 1 else ''}: "
+        + ", ".join(_text(by_name[name]) for name in ("DDPNOpt", *rivals))
+        + left_out,
         why,
     )
 
