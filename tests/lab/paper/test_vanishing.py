@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpnopt.lab.paper import fig_vanishing as vanishing
+from ddpnopt.lab.paper.captions import spread
 from ddpnopt.lab.paper.fig_vanishing_claims import VGR_WEIGHTS, VanishingRuns, judge
 from ddpnopt.lab.paper.fig_vanishing_runs import JUDGED, VanishingCase, VanishingEffort, VanishingRun, config, trained
 from ddpnopt.lab.paper.item import Context, write
@@ -75,7 +76,7 @@ def made(case: VanishingCase, share: float, size: float = 1.0) -> VanishingRun:
 def runs(mine: float, theirs: float, seeds: int = 3, size: float = 7.0) -> VanishingRuns:
     """DDPNOpt ends at a share of the plateau, and the others at another."""
     wanted = [*vanishing.main_cases(), *vanishing.variants(objective="CE"), *vanishing.adaptive_cases()]
-    wanted += [*vanishing.variants(activation="ReLU"), *vanishing.tuning_cases((0.03, 0.1))]
+    wanted += [*vanishing.relu_cases((0.03, 0.1)), *vanishing.tuning_cases((0.03, 0.1))]
     wanted += [*vanishing.weight_cases("MMC"), *vanishing.weight_cases("CE")]
 
     def one(case: VanishingCase, seed: int) -> VanishingRun:
@@ -121,8 +122,37 @@ def test_a_verdict_that_depends_on_the_unknown_weight_of_sgd_vgr_is_open(objecti
     assert judge(VanishingRuns(found), RATES)[number].holds is False
 
 
+def relu_verdict(**finals: tuple[float, float]) -> bool | None:
+    """Of the ReLU network where every method trains, but for the shares of the plateau of these at both rates."""
+    found = dict(runs(mine=0.5, theirs=0.5).of)
+    for way, shares in finals.items():
+        for lr, share in zip(RATES.lrs, shares, strict=True):
+            case = VanishingCase(way.replace("_", "-"), lr, activation="ReLU")
+            found[case] = [replace(made(case, 1.0), final=50 * share) for _ in range(3)]
+    claim = judge(VanishingRuns(found), RATES)[6]
+    assert bool(claim.why) is not bool(claim.holds)
+    return claim.holds
+
+
+def test_relu_is_judged_at_the_best_rate_and_a_run_that_diverged_has_not_vanished() -> None:
+    assert relu_verdict() is True
+    assert relu_verdict(SGD=(0.3, 1.0), EKFAC=(math.inf, 0.2)) is True
+    assert relu_verdict(EKFAC=(math.inf, 1.0)) is False
+    assert relu_verdict(EKFAC=(math.inf, math.inf)) is None
+
+
+def test_sgd_vgr_alone_does_not_refute_what_plain_sgd_does() -> None:
+    assert relu_verdict(SGD_VGR=(1.0, 1.0)) is None
+    assert relu_verdict(SGD_VGR=(1.0, 1.0), DDPNOpt=(1.0, 1.0)) is False
+
+
 def test_a_run_that_diverged_has_not_escaped() -> None:
     case = VanishingCase("DDPNOpt", 0.3)
     run = replace(made(case, 0.5), final=math.inf)
     assert run.diverged
     assert not run.escaped
+
+
+def test_losses_that_have_all_but_diverged_are_written_briefly() -> None:
+    assert spread([2e10, 4e10, math.inf]) == "3.0e+10 ± 1.4e+10 (1 diverged)"
+    assert spread([50.0, 50.1]) == "50.05 ± 0.07"

@@ -14,6 +14,7 @@ from ddpnopt.lab.paper.item import Claim
 
 LETTERS_PER_INCH = 16
 """Of the small type under a figure."""
+HUGE = 1e5
 
 
 def verdict(holds: bool | None) -> str:
@@ -37,9 +38,9 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     if not finite:
         return "diverged"
     lost = len(values) - len(finite)
-    text = f"{mean(finite):.{digits}f}"
-    if len(finite) > 1:
-        text += f" ± {stdev(finite):.{digits}f}"
+    shown = [mean(finite), *([stdev(finite)] if len(finite) > 1 else [])]
+    # a loss that has all but diverged would fill a line with digits
+    text = " ± ".join(compact(each) if abs(shown[0]) >= HUGE else f"{each:.{digits}f}" for each in shown)
     return f"{text} ({lost} diverged)" if lost else text
 
 

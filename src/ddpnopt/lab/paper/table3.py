@@ -138,11 +138,14 @@ def ocp_claim(entries: Sequence[TunedMethod]) -> Claim:
     column = by_name["DDPNOpt"].column
     holds, why, left_out = _ahead(by_name, "DDPNOpt")
     paper = {name: known for name in ("DDPNOpt", *rivals) if (known := _known(column, name)) is not None}
+    epochs = by_name["DDPNOpt"].seeds.task.epochs
     return Claim(
         f"{column.label}: DDPNOpt outperforms {' and '.join(rivals)}",
         holds,
         ", ".join(f"{name} {known:.2f}" for name, known in paper.items()),
-        ", ".join(_text(by_name[name]) for name in ("DDPNOpt", *rivals)) + left_out,
+        f"after {epochs} epoch{'s' if epochs > 1 else ''}: "
+        + ", ".join(_text(by_name[name]) for name in ("DDPNOpt", *rivals))
+        + left_out,
         why,
     )
 
@@ -166,16 +169,18 @@ def _ahead(by_name: Mapping[str, TunedMethod], best: str) -> tuple[bool | None, 
         if lost:
             without.append(f"{lost} of {name}")
         if not verdict:
-            few = f"{lead.seeds} seed{'s' if lead.seeds > 1 else ''}" if lead.seeds < FEWEST_SEEDS else ""
             if sum(learned) < FEWEST_SEEDS and lost:
-                few = f"the rival learned on {sum(learned)} of {len(learned)} seeds"
-            within += [] if reason or few else [lead]
-            leads.append(f"{name} {lead.text(2)}" + (f" ({reason or few})" if reason or few else ""))
+                reason = f"it learned on {sum(learned)} of {len(learned)} seeds"
+            within += [] if reason or lead.seeds < FEWEST_SEEDS else [lead]
+            seeds = reason or f"{lead.seeds} seed{'s' if lead.seeds > 1 else ''}"
+            leads.append(f"{name} {lead.text(2)} ({seeds})")
     holds = all_of(verdicts)
     what = "Not ahead beyond" if holds is None else "At least one is ahead of it, beyond"
     why = f"{what} the margin of error; its lead: {', '.join(leads)}."
     if holds is None and len(within) == len(leads):
         why += f" {would_decide(joint_seeds(within, len(rivals)), min(each.seeds for each in within)).capitalize()}."
+    elif holds is None:
+        why += f" {FEWEST_SEEDS} seeds at least on which each rival learns, in two epochs or more, could decide it."
     left_out = f"; seeds left out because the rival did not learn: {', '.join(without)}" if without else ""
     return holds, "" if holds else why, left_out
 
