@@ -8,14 +8,12 @@ replayed with a callback at each layer (`Playback`).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from functools import partial
 from math import inf
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import tree_map
 
 from ddpnopt._distributed import active_wrapper
@@ -26,7 +24,7 @@ from ddpnopt.trace.arrivals import Arrivals
 from ddpnopt.trace.checkpointing import checkpointed
 from ddpnopt.trace.compiled import let_compiled_code_see_hooks
 from ddpnopt.trace.distributions import floating_outputs, replace_tensors
-from ddpnopt.trace.fused import Fused
+from ddpnopt.trace.hook import Hook
 from ddpnopt.trace.intercepting import Intercepting, transformed
 from ddpnopt.trace.loss_terms import MARK
 from ddpnopt.trace.model_layers import ModelLayer
@@ -48,53 +46,6 @@ from ddpnopt.trace.sources import Asked, Source, source_of
 from ddpnopt.trace.unseen import Unseen
 from ddpnopt.trace.untouched import Untouched
 from ddpnopt.trace.weight_uses import Noted, WeightUses, can_be_noted
-
-
-class _Hook:
-    """A hook that is not copied or pickled with the model, and that ends with its capture."""
-
-    def __init__(self, capture: Capture, method: str, model_layer: ModelLayer | Fused | None) -> None:
-        self.capture, self.call, self.model_layer = weakref.ref(capture), getattr(type(capture), method), model_layer
-        self.at_layer = isinstance(model_layer, ModelLayer)
-
-    def __call__(self, *args: Any) -> Any:
-        if is_dynamo_compiling():
-            return self._between_graphs(*args)
-        capture = self.capture()
-        if capture is None:
-            return None
-        if self.at_layer and torch._C._len_torch_function_stack():  # what watches the model's functions, not ours
-            with torch._C.DisableTorchFunction():
-                return self.call(capture, self.model_layer, *args)
-        return self.call(capture, self.model_layer, *args)
-
-    @torch._disable_dynamo  # type: ignore[attr-defined]
-    def _between_graphs(self, *args: Any) -> Any:
-        """Keep torch.compile from tracing the hook; this costs some microseconds, so only there."""
-        capture = self.capture()
-        if capture is None or isinstance(self.model_layer, Fused):
-            return None  # a compiled graph calls fused functions that cannot be replaced
-        capture.compiled = True
-        if isinstance(self.model_layer, ModelLayer):
-            self.model_layer.compiled = True
-        try:
-            return self(*args)
-        finally:
-            capture.compiled = False
-
-    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
-        return _nothing
-
-    def __reduce__(self) -> Any:
-        return _no_hook, ()
-
-
-def _nothing(*args: Any) -> None:
-    return None
-
-
-def _no_hook() -> Callable[..., None]:
-    return _nothing
 
 
 class Capture(Intercepting):
@@ -140,18 +91,18 @@ class Capture(Intercepting):
             (n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
         ]
         self._handles = [
-            model.register_forward_pre_hook(_Hook(self, "_begin", None), with_kwargs=True),
-            model.register_forward_hook(_Hook(self, "_end", None), with_kwargs=True, always_call=True),
+            model.register_forward_pre_hook(Hook(self, "_begin", None), with_kwargs=True),
+            model.register_forward_hook(Hook(self, "_end", None), with_kwargs=True, always_call=True),
         ]
         let_compiled_code_see_hooks()
         for model_layer in layers:
             self._take_over(model_layer)
             # last among the pre-hooks and first among the hooks: what other hooks do to x and h is part of the graph
-            before, after = _Hook(self, "_before", model_layer), _Hook(self, "_after", model_layer)
+            before, after = Hook(self, "_before", model_layer), Hook(self, "_after", model_layer)
             self._handles.append(model_layer.module.register_forward_pre_hook(before, with_kwargs=True))
             self._handles.append(model_layer.module.register_forward_hook(after, prepend=True, always_call=True))
         for each in {each.part_of: None for each in layers if each.part_of is not None}:
-            enter, leave = _Hook(self, "_enter", each), _Hook(self, "_leave", each)
+            enter, leave = Hook(self, "_enter", each), Hook(self, "_leave", each)
             self._handles.append(each.module.register_forward_pre_hook(enter))
             self._handles.append(each.module.register_forward_hook(leave, prepend=True, always_call=True))
 
