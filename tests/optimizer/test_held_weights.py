@@ -73,10 +73,8 @@ def test_weights_that_are_masked_after_each_step_are_left_out_of_it() -> None:
     opt = DDPNOpt(model)
     train(model, opt, mask, 20)
     zero = model[0].weight.detach() == 0
-    before, live = (
-        model[0].weight.detach().clone(),
-        model[2].weight.detach()[0] != 0,
-    )  # units that the output depends on
+    before = model[0].weight.detach().clone()
+    live = model[2].weight.detach()[0] != 0  # units that the output depends on
     opt.zero_grad()
     F.mse_loss(model(x), t).backward()
     opt.step()

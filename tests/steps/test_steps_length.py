@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from step_runs import apart, classes, relu_network, weights
+from step_runs import apart, classes, relu_network, trained, weights
 from torch import nn
 
 from ddpnopt import DDPNOpt
@@ -285,13 +285,9 @@ def test_a_step_that_sends_a_loss_of_unknown_form_up_is_taken_back() -> None:
 @pytest.mark.parametrize("constant", [0.0, 100.0])
 def test_a_squared_error_less_a_constant_trains_although_its_level_is_unknown(constant: float) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+    model: nn.Module = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
     x = torch.randn(96, 8)
     y = torch.sin(x @ torch.randn(8, 1)) + 0.3 * x[:, :1] * x[:, 1:2]
-    opt = DDPNOpt(model)
-    for k in range(90):
-        batch = slice(16 * (k % 6), 16 * (k % 6) + 16)
-        opt.zero_grad()
-        (F.mse_loss(model(x[batch]), y[batch]) - constant).backward()
-        opt.step()
+    batches = list(zip(x.split(16), y.split(16), strict=True)) * 15
+    model = trained(model, batches, lambda z, y: F.mse_loss(z, y) - constant)
     assert F.mse_loss(model(x), y).item() < 0.05  # 0.6 at the start
