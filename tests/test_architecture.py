@@ -38,9 +38,10 @@ MAY_IMPORT: dict[str, list[str]] = {
     "_held": [*BASE, "linear", "trace"],
     "_capture_of": ["trace"],
     "_collect": [*BASE, "linear", "ddp", "trace", "_losses", "_value"],
+    "_rescale": [*BASE, "linear", "ddp", "trace", "_losses", "_penalties", "_collect"],
     "_step": [
-        *BASE, "linear", "curvature", "ddp", "trace", "_parameters", "_losses", "_penalties", "_value", "_step_length",
-        "_collect", "_troubles",
+        *BASE, "linear", "curvature", "ddp", "trace", "_parameters", "_losses", "_value", "_step_length", "_collect",
+        "_rescale", "_troubles",
     ],
     "_derivative_step": [*BASE, "linear", "curvature", "ddp", "trace", "_value", "_collect", "_step_length", "_step"],
     "optimizer": [
@@ -52,7 +53,8 @@ MAY_IMPORT: dict[str, list[str]] = {
     "control": ["errors", "_checks"],
 }  # fmt: skip
 SEE_DDP_AND_TRACE = {
-    "_parameters", "_losses", "_penalties", "_value", "_collect", "_step", "_derivative_step", "optimizer",
+    "_parameters", "_losses", "_penalties", "_value", "_collect", "_rescale", "_step",
+    "_derivative_step", "optimizer",
 }  # fmt: skip
 
 

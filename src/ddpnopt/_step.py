@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
-from ddpnopt._collect import OUTSIDE, dead_layers, is_chain, not_at_outputs, one_recording, ran_unseen, why_open_loop
+from ddpnopt._collect import OUTSIDE, dead_layers, is_chain, one_recording, ran_unseen, why_open_loop
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
-from ddpnopt._losses import Losses, are_certain, kind_of, per_sample, recognised_losses, warn_uncertain
-from ddpnopt._penalties import penalties_of
+from ddpnopt._losses import Losses, are_certain
+from ddpnopt._rescale import rescale
 from ddpnopt._step_length import accept_length, choose_fraction, keep_update, take_back_if_wrong
 from ddpnopt._troubles import DEAD_EVERY
 from ddpnopt._value import Passes
-from ddpnopt.ddp.loss import as_flat, total_loss
+from ddpnopt.ddp.loss import total_loss
 from ddpnopt.ddp.penalty import Penalties
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.step_length import Evidence
@@ -27,8 +27,8 @@ from ddpnopt.errors import StepError
 from ddpnopt.linear.layer import add, in_precision
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
-from ddpnopt.trace.rescaling import Average, add_shared, find_penalties, follow, penalty, scale
-from ddpnopt.trace.scalar_outputs import beside_samples, change_of_scalars, true_loss
+from ddpnopt.trace.rescaling import add_shared, penalty
+from ddpnopt.trace.scalar_outputs import change_of_scalars, true_loss
 
 if TYPE_CHECKING:
     from ddpnopt.optimizer import DDPNOpt
@@ -58,6 +58,8 @@ class Step:
         self.inside = 0.0  # a part of the loss that is computed from activations inside the model, not from its outputs
         self.stages: list[Stage] = []
         self.policies: Policies = []
+        self.value: ScaleFree | None = None  # of a step without a learning rate
+        self.planned = False  # whether the step follows its plan, without a forward sweep
         self.displacement: Displacement
         self.outputs: list[Tensor] | None = None  # of the network with the new weights
         self.fraction = 1.0  # of each sample's loss that the sweep asks to remove
@@ -71,7 +73,8 @@ class Step:
         self.loss_before: float | None = None  # None: nothing to judge the step by
         self.weights_before: dict[nn.Parameter, Tensor] = {}  # before the step, of parameters updated without feedback
         self._states: list[tuple[nn.Parameter, dict[str, Any]]] = []  # before the step, of all parameters
-        self._lengths = [(kept, vars(kept).copy()) for kept in (opt._length, opt._distance)]  # before the step
+        lengths = opt._length, opt._distance, opt._rollouts
+        self._lengths = [(kept, vars(kept).copy()) for kept in lengths]  # before the step
 
     def __enter__(self) -> Step:
         return self
@@ -152,42 +155,7 @@ class Step:
         return True
 
     def _rescale(self, recording: Recording) -> None:
-        """Bring the recorded gradients to the scale of the whole batch's loss, and recognise that loss."""
-        opt, form = self.opt, self.opt.form
-        peers = self.peers if isinstance(self.peers, Together) else None
-        average: Average = peers.average if peers is not None and peers.group.averaged else list
-        unscaled = hasattr(opt, "found_inf") and getattr(opt, "grad_scale", None) is None
-        total = opt._loss_value
-        if self.layers and not opt._capture.skip_weight_grads and (opt.feedback or unscaled):
-            clipped = follow(recording, average, unscaled=unscaled)
-            total = None if clipped is None or total is None else clipped * total
-        share = peers.share(recording.batch_size) if peers is not None and form.mean else 1.0
-        if opt.feedback:
-            if peers is not None or any(p.grad is not None for p in self.own):
-                find_penalties(self.layers, average, peers, share)
-                self.penalties = penalties_of(self.layers, opt._capture) if form.scale_free else self.penalties
-                total = self.penalties.taken_from(total)  # what is left is that of the outputs
-            if opt._uses_losses:  # on the scale of the user's loss
-                value, total = total, opt._length.level(total)
-                self.losses = recognised_losses(recording, form.mean, total, value, opt._search)
-                if (length := opt._length).below_zero:
-                    self.losses, length.flatness = as_flat(self.losses, length.flatness, length.softened)
-                opt.report.loss = kind_of(self.losses)
-                unknown = total is None and true_loss(recording) is None
-                if form.uses_losses and opt._troubles.is_new_guess(opt.report.loss, are_certain(self.losses), unknown):
-                    warn_uncertain(self.losses)
-                if share != 1.0:
-                    self.losses = [(z, loss.scaled(share)) for z, loss in self.losses]
-                self.beside = share * max(0.0, beside_samples(recording))
-                self.sample_losses = per_sample(self.losses)
-                self.own_loss = sum(loss.total(z) for z, loss in self.losses) + self.beside
-                if form.scale_free and peers is None and all(record.extra is None for record in self.layers):
-                    self.inside = not_at_outputs(self.losses, self.own_loss, total, opt._capture, recording)
-                if self.beside or self.inside:
-                    self.sample_losses = self.sample_losses + (self.beside + self.inside) / recording.batch_size
-                    self.own_loss += self.inside
-        if share != 1.0:
-            scale(recording, share)
+        rescale(self, recording)
 
     # -- plan, apply, accept or undo ---------------------------------------------------------------------------------
 
@@ -222,6 +190,7 @@ class Step:
         """Lines 6 to 13 of Algorithm 3: the backward pass, and with it a policy for each layer."""
         opt, recording, peers = self.opt, self.recording, self.peers
         assert recording is not None
+        self.planned = not opt.closed_loop or (self.shorter == 1.0 and not opt._rollouts.is_due)
         self.displacement = Displacement(is_chain(opt, self.passes, recording), once=not opt.diagnostics)
         inside = self.penalties.value()
         memory = opt._length.memory, opt._parameters.stage_cost() + inside, inside, self.own_loss
@@ -254,6 +223,7 @@ class Step:
             combined = (r.model_layer for r, s in zip(recording.layers, self.stages, strict=True) if s.sketched)
             opt._capture.input_gradients.difference_update(combined)
         if isinstance(value, ScaleFree):
+            self.value, value.planned = value, self.planned
             choose_fraction(self, value, fraction)
         if opt.diagnostics:
             opt.report.predicted = predicted_change(self.stages, value, self.policies)
@@ -266,7 +236,7 @@ class Step:
         if self.rest and not opt.form.scale_free:  # there they follow after the sweep
             opt._parameters.update_open_loop(self.rest)  # not before the backward pass, which uses the old network
         log: Log | None = {} if opt.diagnostics else None
-        replay = partial(self.passes.replay, recording) if opt.closed_loop else None
+        replay = None if self.planned else partial(self.passes.replay, recording)
         self.outputs = forward_pass(self.stages, self.policies, opt.curvature, replay, self.displacement, log)
         if log is not None:
             self._write_report(log)
@@ -289,7 +259,8 @@ class Step:
 
     def accept(self) -> bool:
         """Whether the loss of the same batch has not increased, where that can be judged."""
-        loss = self._batch_loss(self.outputs) if self.loss_before is not None else None
+        judged = self.loss_before is not None and not self.planned
+        loss = self._batch_loss(self.outputs) if judged else None
         after = None if loss is None else self._total(loss)
         if self.evidence is not None:
             shorter = accept_length(self, self.evidence, after)

@@ -53,7 +53,7 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
     Only a step that goes completely wrong, or changes the network too much, is refused. How far the model was from the
     truth is remembered.
     """
-    length, change = step.opt._length, None
+    length, rollouts, change = step.opt._length, step.opt._rollouts, None
     if after is not None and step.loss_before is not None and found.loss > 0:
         change = (after - step.loss_before) / found.loss
     if length.shorter:  # this is a longer one, on trial
@@ -75,7 +75,13 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
         if longer > 1.0:
             return longer
     if found.loss > 0:
-        length.learn(found, step.asked, step.fraction, change)
+        error, kappa = length.error(found, step.fraction, change), length.kappa
+        planned = step.planned and step.loss_before is not None
+        length.learn(found, step.asked, step.fraction, change, planned=planned, steps=1 + rollouts.planned)
+        if not step.planned and step.value is not None:
+            rollouts.observe(step.value.reaction(), error, length.kappa / kappa)
+    if step.planned:
+        rollouts.follow()
     if step.rest:
         share = math.inf if step.certain else _mean_share_changed(step, norms)  # the bound needs a loss with a minimum
         step.opt._parameters.update_by_distance(step.rest, step.opt._distance, share)
@@ -127,9 +133,16 @@ def _updates(step: Step) -> list[list[Tensor]]:
 
 
 def take_back_if_wrong(step: Step) -> bool:
-    """Undo the last step if its loss was a guess and that of the next batch tells that it has gone wrong."""
+    """Undo the last step if its loss was a guess, or not looked at, and the next one tells that it has gone wrong."""
     opt = step.opt
-    if not opt._length.is_surprised(opt._loss_value) or step.certain or not take_back(opt, 1.0):
+    loss, peers = opt._loss_value, step.peers
+    if not peers.alone:  # all processes have to come to the same conclusion
+        loss = None if peers.total(float(loss is None)) else peers.total(loss or 0.0)
+    if not opt._length.is_surprised(loss):
+        return False
+    judged = step.certain and opt._rollouts.planned == 0
+    opt._rollouts.doubt()
+    if judged or not take_back(opt, 1.0):
         return False
     opt._length.retreat()
     return True

@@ -25,6 +25,7 @@ from ddpnopt.curvature.base import Curvature
 from ddpnopt.curvature.names import curvature_of
 from ddpnopt.ddp.distance import Distance
 from ddpnopt.ddp.recognise import Search
+from ddpnopt.ddp.rollouts import LONGEST, Rollouts
 from ddpnopt.ddp.step_length import StepLength
 from ddpnopt.ddp.terminal import TerminalOption
 from ddpnopt.ddp.trust import Trust
@@ -66,7 +67,8 @@ class DDPNOpt(HookedOptimizer):
         curvature: M of Table 2: "identity", "rmsprop", "adam", "kfac", "ekfac", or an object such as
             `KFAC(damping=0.1, refresh=20)`.
         feedback: False sets Q_ux = 0: then it is SGD, RMSprop, Adam, KFAC or EKFAC, step for step.
-        closed_loop: False applies the open-loop part k alone and needs no second forward pass.
+        closed_loop: True: every step has a second forward pass; False: none, the open-loop part alone is applied. By
+            default every step with lr; without it those that show something new (`ddpnopt.ddp.rollouts`).
         relax: with lr, the fraction of each sample's loss that a step of value="batch" asks to remove, 1 by default.
         relax_samples: with lr, that fraction falls as 1 / sqrt(1 + samples / relax_samples) with the samples seen so
             far; 6400 by default, None keeps it constant.
@@ -184,6 +186,7 @@ class DDPNOpt(HookedOptimizer):
         self.report, self._troubles, self._held = Report(), Troubles(), Held()
         self.steps, self.samples = 0, 0  # taken and seen so far
         self._length, self._distance, self._trust = StepLength(), Distance(), Trust()  # without a learning rate
+        self._rollouts = Rollouts(1 if closed_loop or diagnostics or not scale_free else LONGEST)
         self._uses_losses = diagnostics or self.form.uses_losses
         self._search, self._pass_search = Search(), Search()  # for losses, of single passes as well
         self._chains: dict[tuple[Any, ...], bool] = {}  # whether a sequence of layers is a chain, by signature
@@ -309,7 +312,7 @@ class DDPNOpt(HookedOptimizer):
         counts: dict[str, Any] = {"steps": self.steps, "samples": self.samples, "averages_in_use": in_use}
         if self.form.scale_free:
             counts |= {"step_length": self._length.state(), "distance": self._distance.state()}
-            counts["trust"] = self._trust.state()
+            counts |= {"trust": self._trust.state(), "rollouts": self._rollouts.state()}
         return {**super().state_dict(), STATE_KEY: {**state_header(type(self.curvature).__name__), **counts}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -319,6 +322,7 @@ class DDPNOpt(HookedOptimizer):
         self.steps, self.samples = found.get("steps", 0), found.get("samples", 0)
         self._length, self._trust = StepLength(**found.get("step_length", {})), Trust(**found.get("trust", {}))
         self._distance = Distance(**found.get("distance", {}))
+        self._rollouts.load(found.get("rollouts", {}))
         if self.form.scale_free and "step_length" not in found:  # saved with a learning rate: start again from 1
             for group in self.param_groups:
                 group["lr"] = 1.0
@@ -335,8 +339,7 @@ class DDPNOpt(HookedOptimizer):
     def _find_group(self) -> Group | None:
         wrapper = self._capture.wrapper
         if isinstance(wrapper, DistributedDataParallel) and self.data_parallel is not False:
-            if self._group is None:
-                self._group = Group(wrapper.process_group)
+            self._group = self._group or Group(wrapper.process_group)
             self._group.averaged = True
         return self._group
 

@@ -39,7 +39,7 @@ def seen_losses(opt: DDPNOpt, monkeypatch: pytest.MonkeyPatch) -> list[Losses]:
         found.append(recognised_losses(*args))
         return found[-1]
 
-    monkeypatch.setattr("ddpnopt._step.recognised_losses", keep)
+    monkeypatch.setattr("ddpnopt._rescale.recognised_losses", keep)
     return found
 
 

@@ -123,14 +123,14 @@ class StepLength:
         """Whether the loss of a batch is so far above those before that the last step must have gone wrong."""
         if loss is None:
             return False
-        away = loss - self.expected
-        if self.seen * (1 - DECAY) >= 1 and not away <= SURPRISE * self.deviation + abs(self.expected):
-            return True
+        away, most = loss - self.expected, SURPRISE * self.deviation + abs(self.expected)
+        surprised = self.seen * (1 - DECAY) >= 1 and not away <= most
+        away = most if surprised else away  # where losses stay as large, that is expected soon
         rate = max(1 - DECAY, 1 / (self.seen + 1))
         self.deviation += rate * (abs(away) * (self.seen > 0) - self.deviation)
         self.expected += rate * away
         self.seen += 1
-        return False
+        return surprised
 
     def retreat(self) -> None:
         """The last step has been taken back: start again from a quarter of it, and remember nothing of it."""
@@ -263,18 +263,40 @@ class StepLength:
         self.kappa = max(self._curvature(), LEAST_KAPPA)
         self.doubted, self.tested = max(self.doubted, DOUBTED * self.kappa), self.steps
 
-    def learn(self, found: Evidence, asked: float, taken: float, change: float | None) -> None:
-        """Take in a step of fraction `taken`, `asked` times a scheduler's factor, and the true change of the loss."""
+    def error(self, found: Evidence, taken: float, change: float | None) -> float:
+        """How far the change of the loss is from what kappa says, relative to the first-order decrease."""
+        decrease = taken * found.own
+        if change is None or decrease < RESOLUTION:
+            return 0.0
+        return (change + decrease - 0.5 * self.kappa * found.own_curvature * taken**2) / decrease
+
+    def learn(
+        self,
+        found: Evidence,
+        asked: float,
+        taken: float,
+        change: float | None,
+        *,
+        planned: bool = False,
+        steps: int = 1,
+    ) -> None:
+        """Take in a step of fraction `taken`, `asked` times a scheduler's factor, and the true change of the loss.
+
+        A `planned` step has no change to learn from: kappa stays what the last roll-out has found. The next one, so
+        many `steps` after it, counts for all of them.
+        """
         if taken <= 0 or found.own < RESOLUTION:
             return
         self.fraction, self.taken = asked, taken  # the factor is not remembered: each step has it once
         decrease = self.decrease = taken * found.own
-        if change is None or decrease < RESOLUTION:
+        if planned:
+            pass
+        elif change is None or decrease < RESOLUTION:
             self.kappa = max(self.kappa / GROWTH, LEAST_KAPPA)  # bounded by the slope after the step alone
         else:
             if self.longer > taken:
                 self._test(found, taken, change)
-            self._measure(2 * max(change + decrease - RESOLUTION, 0.0), decrease, found, taken)
+            self._measure(2 * max(change + decrease - RESOLUTION, 0.0), decrease, found, taken, DECAY**steps)
         self.longer = 0.0
         left = 1 - taken * self.kappa * found.own_curvature / found.own  # of the slope along the step, after it
         self.memory = (HELD if self.held else MEMORY) * min(max(left, 0.0), 1.0) / taken
@@ -299,13 +321,13 @@ class StepLength:
             self.softened *= math.exp((1 - DECAY) * (min(max(ratio, 0.0), 2.0) - 1))
             self.softened = min(1.0, self.softened)
 
-    def _measure(self, true: float, decrease: float, found: Evidence, taken: float) -> None:
+    def _measure(self, true: float, decrease: float, found: Evidence, taken: float, decay: float) -> None:
         """Take in twice what is missing of the first-order decrease."""
         share = found.loss / self.loss if self.loss > 0 else 1.0
         model = found.own_curvature * taken**2
-        self.true_curvature = DECAY * self.true_curvature + (1 - DECAY) * true * share
-        self.model_curvature = DECAY * self.model_curvature + (1 - DECAY) * model * share
-        self.promised = DECAY * self.promised + (1 - DECAY) * decrease * share
+        self.true_curvature = decay * self.true_curvature + (1 - decay) * true * share
+        self.model_curvature = decay * self.model_curvature + (1 - decay) * model * share
+        self.promised = decay * self.promised + (1 - decay) * decrease * share
         self.amiss = max(0.0, min(self.amiss, 0.5 * self.true_curvature / self.promised))  # it may be less by now
         self.kappa = max(self._curvature(), LEAST_KAPPA, self.kappa / GROWTH)
 

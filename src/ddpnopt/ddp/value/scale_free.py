@@ -36,9 +36,10 @@ from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.value import shares
 from ddpnopt.ddp.value.batch import TOGETHER, Batch, Solver, System
 from ddpnopt.ddp.value.coupling import Coupling
+from ddpnopt.ddp.value.priors import Priors
 from ddpnopt.ddp.value.sizes import numbers, set_sizes
-from ddpnopt.ddp.value.stage_cost import CostChange, penalty_step
-from ddpnopt.linear.layer import Parts, in_precision, per_sample_dot, stacked
+from ddpnopt.ddp.value.stage_cost import CostChange
+from ddpnopt.linear.layer import in_precision, per_sample_dot
 from ddpnopt.linear.metric import IDENTITY, Metric
 from ddpnopt.linear.sample_gradients import Sums
 
@@ -50,6 +51,7 @@ class ScaleFree(Batch):
     """Joint value function of the batch in balanced variables; `ask` sets the fraction after the backward pass."""
 
     feels_slopes = True  # along the last update of each layer
+    planned = False  # whether all stages take the solution at the first one, without a forward pass (`ddp.rollouts`)
 
     def __init__(
         self, losses: Tensor, displacement: Displacement, peers: Peers = ALONE, memory: float = 0.0, cost: float = 0.0,
@@ -65,22 +67,16 @@ class ScaleFree(Batch):
         else:
             L = sqrt_curvature(losses)
             super().__init__(L, torch.ones_like(L), displacement, 1, peers)
-        self.memory = memory  # times the last update is the prior step
         self._cost = CostChange(cost)  # of all stages
-        self._penalty = penalty  # the part of it that is in the user's loss
+        self._priors = Priors(memory, self._cost, penalty, peers, feels_slopes=self.feels_slopes)
         # of the stages, last to first
         self._stages: list[Stage] = []
         self._systems: list[System] = []
         self._grams: list[Tensor] = []  # K
-        self._free: list[float] = []  # part of eta that the stage cost leaves to the samples
-        self._held: list[Parts | None] = []  # l_u where that part is not known yet
-        self._etas: list[float] = []  # before that
-        self._effects: list[list[tuple[float, Tensor]]] = []  # factors and effects, on each sample's loss, of the prior
-        self._repeated: list[Tensor | None] = []  # of the last update, of our own samples
-        self._together: Tensor | None = None  # the same in one tensor, where it is known at all stages
+        self._etas: list[float] = []  # before the stage cost has left its part to the samples
+        self._each: Tensor | list[Tensor] = []  # eta K
+        self._effects: Tensor | None = None  # of the prior of each stage, on each sample's loss, (T, N)
         self._slope: float | None = None
-        self._ms: Tensor | None = None  # m of all stages, (T, N), where all have the same kind of prior
-        self._knows_last = False  # whether the effect of the last update is known at the current stage
         self._sums: Tensor | None = None  # S of all stages, (T, N, N), for a small batch
         self._mean_diagonal = 0.0  # of A at the first stage, without the curvature of the stage cost
         self._damping = 1.0
@@ -90,6 +86,8 @@ class ScaleFree(Batch):
         self._first: Tensor | None = None  # the Cholesky factor there
         self._diagonal: Tensor | None = None  # of the inverse there
         self._inverse: Tensor | None = None  # of the matrices of all stages, (T, N, N), for a small batch
+        self._plan: Tensor | None = None  # the weights of the samples by the solution at the first stage
+        self._reactions: list[Tensor] = []  # … and by those of the stages that have reacted to their new inputs
 
     def prepare(self, stage: Stage) -> None:
         self._balance(stage)
@@ -106,14 +104,13 @@ class ScaleFree(Batch):
         l_u = stage.l_u
         if self.peers.alone:
             own = gradients = stage.balanced_gradients()
-            steps, cost = self._set_prior(stage)
-            stage.recall(steps[0][1] if self._knows_last else None)
+            steps, cost = self._priors.steps_of(stage)
             K, found = gradients.couple([step for _, step in steps] + cost)
-            effects = self._effects_of(stage, l_u, steps, found)
+            effects = self._priors.effects_of(stage, l_u, steps, found)
         else:
             coupling, sketched = self._coupling or Coupling(stage), stage.sketched
             self._coupling = None
-            steps, cost = self._set_prior(stage)
+            steps, cost = self._priors.steps_of(stage)
             p, layer = stage.p_h[0], stage.layer
             asked = [step for _, step in steps] + cost
             if sketched is not None:
@@ -121,7 +118,7 @@ class ScaleFree(Batch):
             else:
                 own = Scaled(stage.gradients(coupled=True), stage.balance)
                 found = [per_sample_dot(p, layer.apply(stage.x, step)) for step in asked]
-            effects = self._effects_of(stage, l_u, steps, found)
+            effects = self._priors.effects_of(stage, l_u, steps, found)
             mine = p.new_zeros(len(p))  # another process may have a prior where this one has none
             for share, effect in effects:
                 mine = mine + share * effect
@@ -132,35 +129,8 @@ class ScaleFree(Batch):
         self._stages.append(stage)
         self._systems.append(system)
         self._grams.append(in_precision(K, self.L.dtype))
-        self._effects.append(effects)
+        self._priors.add(effects)
         return own, partial(self._weights, system)
-
-    def _set_prior(self, stage: Stage) -> tuple[list[tuple[float, Parts]], list[Parts]]:
-        """Give the stage its prior step; the steps whose effect is wanted, the last update first, and M^-1 l_u."""
-        assert stage.balance is not None
-        last, l_u, rate = stage.state.pop("update", None), stage.l_u, stage.state.get("penalty_rate", 0.0)
-        penalty, free = penalty_step(stage, l_u, rate) if l_u is not None and rate else (None, 1.0)
-        self._free.append(free)
-        self._held.append(None if rate else l_u)
-        if last is not None and (len(last) != len(stage.u) or last[0].dtype != stage.u[0].dtype):
-            last = None  # a bias was frozen, or the precision changed
-        self._knows_last = last is not None and self.feels_slopes
-        steps: list[tuple[float, Parts]] = [(self.memory, last)] if last is not None and self._knows_last else []
-        if penalty is not None:
-            steps.append((1.0, penalty))
-        cost = [stage.balance.scale(l_u, 2)] if l_u is not None and self._cost.value > 0 else []
-        stage.prior, stage.decay, stage.l_u = [(share, step) for share, step in steps if share], penalty, None
-        return steps, cost
-
-    def _effects_of(
-        self, stage: Stage, l_u: Parts | None, steps: list[tuple[float, Parts]], found: list[Tensor]
-    ) -> list[tuple[float, Tensor]]:
-        """Those of the prior, from the effects of all steps and, last, of M^-1 l_u."""
-        if l_u is not None and len(found) > len(steps):
-            along = found.pop()
-            self._cost.add(stage, l_u, along if self.peers.alone else self.peers.gather(along, 1))
-        self._repeated.append(found[0] if self._knows_last else None)
-        return [(share, effect) for (share, _), effect in zip(steps, found, strict=True) if share]
 
     def _assemble(self, damping: float = DAMPING) -> None:
         """The shares eta of the layers, and with them S and m of all stages."""
@@ -173,70 +143,49 @@ class ScaleFree(Batch):
             k = torch.diagonal(together, dim1=1, dim2=2) @ self.L
         else:
             k = torch.stack([torch.vdot(self.L, K.diagonal()) for K in grams])
-        self._feel_slopes()
+        slopes = self._priors.slopes(self.L)
+        if slopes is not None:
+            self._slope = sum(slopes)
+            shares.correct(self._stages, slopes)
         means = [total / N for total in k.tolist()]
         set_sizes(self._stages, means, self.target)
         for stage, mean in zip(self._stages, means, strict=True):
             stage.eta *= stage.size * (numbers(stage) / mean) ** 0.5 if mean > 0 else 0.0
             self._etas.append(stage.eta)
             self._mean_diagonal += stage.eta * mean
-        etas = self._leave_free(damping * self._mean_diagonal or 1.0)
+        etas = self._priors.leave_free(self._stages, self._etas, damping * self._mean_diagonal or 1.0, self.target)
         if together is not None:
-            self._sums = together.mul_(k.new_tensor(etas).view(-1, 1, 1)).cumsum(0)
-            self.S = self._sums[-1]
+            self._each = together.mul_(k.new_tensor(etas).view(-1, 1, 1))
         else:
-            for K, eta, system in zip(grams, etas, self._systems, strict=True):
-                K.mul_(eta)
-                self.S = system.S = K if self.S is None else K.add_(self.S)
-        self._add_up_effects()
+            torch._foreach_mul_(grams, etas)
+            self._each = grams
+        self._add_up()
 
-    def _feel_slopes(self) -> None:
-        """The slope along the last update: of each layer for its share, and the one of all."""
-        known = [effect for effect in self._repeated if effect is not None]
-        each = stacked(known) if known else None
-        effects = iter(each.sum(1).tolist() if each is not None else ())
-        slopes = [0.0 if effect is None else -next(effects) for effect in self._repeated]
-        self._together = each if len(known) == len(slopes) else None
-        if not self.peers.alone:
-            slopes = self.peers.sum([self.L.new_tensor(slopes)])[0].tolist()
-        if known or any(slopes):
-            self._slope = sum(slopes)
-            shares.correct(self._stages, slopes)
-
-    def _leave_free(self, damping: float) -> list[float]:
-        """The shares that the stage costs leave to the samples; a penalty small beside their loss leaves more."""
-        loss = 0.5 * float(self.target @ self.target) if self._penalty > 0 else 0.0
-        power = min(1.0, self._penalty / loss) if loss > 0 else 1.0
-        for stage, eta, free, l_u in zip(self._stages, self._etas, self._free, self._held, strict=True):
-            if l_u is not None:
-                free = penalty_step(stage, l_u, eta / damping)[1]
-            stage.eta = eta * free**power
-        return [stage.eta for stage in self._stages]
-
-    def _add_up_effects(self) -> None:
-        """m of all stages: what the priors of a stage and those behind it do to each sample's loss."""
-        shares = {share for effects in self._effects for share, _ in effects}
-        if len(shares) == 1 and all(len(effects) == 1 for effects in self._effects):  # in a few calls
-            known, each = self._together, [effects[0][1] for effects in self._effects]
-            if known is None or any(a is not b for a, b in zip(each, self._repeated, strict=True)):
-                known = stacked(each)
-            self._ms = in_precision(known, self.L.dtype).cumsum(0).mul_(shares.pop())
-            self.m = self._ms[-1]
-            for system, m in zip(self._systems, self._ms.unbind(), strict=True) if self._sums is None else ():
-                system.m = m
+    def _add_up(self) -> None:
+        """S and m of the first stage, and without a plan of all stages: each with those behind it."""
+        self._effects = effects = self._priors.effects(self.L)
+        if effects is not None:
+            self.m = effects.sum(0)
+        if isinstance(self._each, Tensor):
+            if self.planned:
+                self.S = self._each.sum(0)
+            else:
+                self._sums = self._each.cumsum(0)
+                self.S = self._sums[-1]
             return
-        for system, effects in zip(self._systems, self._effects, strict=True):
-            for share, effect in effects:
-                own = effect.to(self.L.dtype) * share
-                self.m = own if self.m is None else self.m + own
-            system.m = self.m
+        for K, system in zip(self._each, self._systems, strict=True):
+            self.S = K if self.S is None else self.S + K
+            system.S = None if self.planned else self.S
+        ms = () if effects is None else effects.cumsum(0).unbind()
+        for system, m in zip(self._systems, ms, strict=False):
+            system.m = m
 
     def forget(self) -> None:
         """Drop the prior step: the model of this batch says that it leads uphill, or the batch has no loss."""
-        self.m = self._ms = None
-        self._cost.of_prior = 0.0
-        for stage, system in zip(self._stages, self._systems, strict=True):
-            stage.prior, stage.decay, system.m = [], None, None
+        self.m = self._effects = None
+        self._priors.forget(self._stages)
+        for system in self._systems:
+            system.m = None
 
     @property
     def slope(self) -> float | None:
@@ -251,10 +200,9 @@ class ScaleFree(Batch):
             self._solve()
         r = self.target
         if self._inverse is not None:
-            if self._ms is not None:
-                targets = self._less(r, self._ms)
-            else:
-                targets = torch.stack([self._less(r, system.m) for system in self._systems])
+            targets = r.expand(len(self._systems), -1)
+            if self._effects is not None:
+                targets = self._less(r, self._effects.cumsum(0))
             self._ys = torch.bmm(self._inverse, targets.unsqueeze(2)).squeeze(2)
             y, diagonal = self._ys[-1], self._inverse[-1].diagonal()
         else:
@@ -294,8 +242,14 @@ class ScaleFree(Batch):
 
     def ask(self, fraction: float) -> None:
         """Ask for this fraction of each sample's loss, and of the prior step, in the forward sweep."""
-        self._promise(fraction)
+        assert self._y is not None
+        w = self.root * self._y
+        shares.promise(self._stages, self._each, w, self._effects, fraction)
+        self._each = []
         self._take(fraction)
+        self._plan = w * fraction
+        if self.planned:
+            return
         assert self._roots is not None
         self.target = self.target * fraction
         if self._inverse is not None:
@@ -314,14 +268,22 @@ class ScaleFree(Batch):
             elif system.S is not None:
                 system.cholesky, system.S = self._factor(system.S * self._roots), None
 
-    def _promise(self, fraction: float) -> None:
-        assert self._y is not None
-        priors = self._ms
-        if priors is None:
-            none = torch.zeros_like(self.L)
-            priors = torch.stack([none if system.m is None else system.m for system in self._systems])
-        sums = self._sums if self._sums is not None else [system.S for system in self._systems if system.S is not None]
-        shares.promise(self._stages, sums, self.root * self._y, priors, fraction)
+    def _weights(self, system: System, c: Tensor | None) -> Tensor:
+        if self.planned:
+            assert self._plan is not None
+            return self._plan
+        w = super()._weights(system, c)
+        if c is not None:
+            self._reactions.append(w)
+        return w
+
+    def reaction(self) -> float:
+        """How far the stages have reacted to their new inputs: the weights of the samples, relative to the plan."""
+        found, self._reactions = self._reactions, []
+        if not found or self._plan is None:
+            return 0.0
+        away, size = torch.stack(found).sub_(self._plan).norm(), self._plan.norm()
+        return float(away / size) / len(found) ** 0.5 if size > 0 else 0.0
 
     def _take(self, fraction: float) -> None:
         """Let all stages take this fraction of the prior."""

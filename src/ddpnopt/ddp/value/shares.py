@@ -46,20 +46,18 @@ def correct(stages: list[Stage], slopes: list[float]) -> None:
             stage.eta *= math.exp(-GAIN * (bend - middle))
 
 
-def promise(stages: list[Stage], sums: list[Tensor] | Tensor, w: Tensor, priors: Tensor, fraction: float) -> None:
+def promise(
+    stages: list[Stage], grams: list[Tensor] | Tensor, w: Tensor, priors: Tensor | None, fraction: float
+) -> None:
     """Keep the first-order decrease that each layer's part of a step promises, of all samples and of unseen ones.
 
-    `sums` are S of the stages, last to first, (N, N), each with those behind it; `priors` what the prior of a stage
-    and those behind it do to each sample's loss, (T, N); w the weights of the samples.
+    `grams` are eta K of the stages, (N, N) each; `priors` what the prior of each stage does to each sample's loss,
+    (T, N); w the weights of the samples.
     """
-    if isinstance(sums, Tensor):
-        own, diagonals = sums @ w, torch.diagonal(sums, dim1=1, dim2=2)
+    if isinstance(grams, Tensor):
+        own, diagonals = grams @ w, torch.diagonal(grams, dim1=1, dim2=2)
     else:
-        own, diagonals = torch.stack([S @ w for S in sums]), torch.stack([S.diagonal() for S in sums])
-    behind = behind_own = 0.0  # of the stages behind: all samples, and each by its own gradient
-    rounding = 16 * torch.finfo(own.dtype).eps  # less than that is no promise, but what subtraction leaves of zero
-    for stage, total, itself in zip(stages, (own + priors).sum(1).tolist(), (diagonals @ w).tolist(), strict=True):
-        of_all, of_itself = total - behind, itself - behind_own
-        of_all = 0.0 if abs(of_all) <= rounding * abs(total) else of_all
-        behind, behind_own = total, itself
+        own, diagonals = torch.stack([K @ w for K in grams]), torch.stack([K.diagonal() for K in grams])
+    own = own if priors is None else own + priors
+    for stage, of_all, of_itself in zip(stages, own.sum(1).tolist(), (diagonals @ w).tolist(), strict=True):
         stage.state["promised"] = (fraction * of_all, fraction * max(0.0, of_all - of_itself))

@@ -1,0 +1,61 @@
+"""When the forward sweep runs: a roll-out shows what the plan cannot know, and that changes slowly.
+
+If the network were linear along a step, no layer would have anything to react to: with the c_t that the model predicts,
+every stage has the solution y of the first one,
+
+    (A_t + d I) y_t = alpha r + c_t,    c_t = -(A_1 - A_t) y        =>    y_t = y
+
+so that all updates are known without a second forward pass: the *plan*. A roll-out of the new weights shows how far the
+layers' reactions to the true states lead away from it, and the true loss after the step, from which kappa comes
+(`ddp.step_length`). While both confirm what was known before, the next steps follow the plan, twice as many each time,
+and a single roll-out that does not confirm it brings all of them back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LONGEST = 8  # steps from one roll-out to the next, at most
+REACTED = 1.0  # difference of the samples' weights from the plan, relative to it, up to which it is confirmed
+TRUSTED = 0.15  # error of the predicted decrease, relative to it, up to which it is
+SETTLED = 1.25  # factor by which kappa may change
+
+
+@dataclass
+class Rollouts:
+    """Counts the steps that have followed the plan since the last roll-out."""
+
+    longest: int  # interval; 1: each step is rolled out
+    interval: int = 1  # steps from the last roll-out to the next one
+    planned: int = 0  # steps since the last one
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next step is to be rolled out."""
+        return self.planned + 1 >= self.interval
+
+    def follow(self) -> None:
+        """A step has followed the plan."""
+        self.planned += 1
+
+    def observe(self, reaction: float, error: float, kappa: float) -> None:
+        """Take in a roll-out: how far the layers have reacted, how far the loss was from its prediction.
+
+        `reaction` is relative to the plan, `error` to the decrease that the step promised; `kappa` is the factor by
+        which its running estimate has changed.
+        """
+        confirmed = reaction <= REACTED and abs(error) <= TRUSTED and 1 / SETTLED <= kappa <= SETTLED
+        self.interval = min(2 * self.interval, self.longest) if confirmed else 1
+        self.planned = 0
+
+    def doubt(self) -> None:
+        """Something has gone wrong: roll out the next steps."""
+        self.interval, self.planned = 1, 0
+
+    def state(self) -> dict[str, int]:
+        """For a checkpoint: plain numbers."""
+        return {"interval": self.interval, "planned": self.planned}
+
+    def load(self, state: dict[str, int]) -> None:
+        """Continue from a checkpoint, within what the options allow."""
+        self.interval, self.planned = min(state.get("interval", 1), self.longest), state.get("planned", 0)

@@ -1,0 +1,145 @@
+"""The forward sweep runs where it shows something that the plan does not know."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from step_runs import losses_of
+from torch import Tensor, nn
+
+from ddpnopt import DDPNOpt
+from ddpnopt.ddp.rollouts import LONGEST, REACTED, SETTLED, TRUSTED, Rollouts
+from ddpnopt.trace.replay import Playback
+
+
+class Parallel(nn.Module):
+    """A sum of layers: linear in all weights together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 3) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([layer(x) for layer in self.layers]).sum(0)
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def batches(count: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Three classes that overlap."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = 0.7 * torch.randn(3, 8, generator=generator)
+    labels = torch.randint(3, (count, 24), generator=generator)
+    return [(centres[y] + torch.randn(24, 8, generator=generator), y) for y in labels]
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts second forward passes."""
+    counted = [0]
+    replay = Playback.replay
+
+    def count(self: Playback, *args: Any) -> list[Tensor]:
+        counted[0] += 1
+        return replay(self, *args)
+
+    monkeypatch.setattr(Playback, "replay", count)
+    return counted
+
+
+def test_the_plan_is_the_closed_loop_where_the_network_is_linear_along_the_step() -> None:
+    torch.manual_seed(0)
+    closed = Parallel().double()
+    planned = copy.deepcopy(closed)
+    x, y = torch.randn(12, 6).double(), torch.randn(12, 3).double()
+    for model, closed_loop in ((closed, True), (planned, False)):
+        opt = DDPNOpt(model, closed_loop=closed_loop)
+        F.mse_loss(model(x), y).backward()
+        opt.step()
+    for a, b in zip(closed.parameters(), planned.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_most_steps_of_a_smooth_training_have_no_second_forward_pass_and_end_as_low(replays: list[int]) -> None:
+    torch.manual_seed(0)
+    model = network()
+    twin, data = copy.deepcopy(model), batches(100)
+    planned = losses_of(model, data)
+    assert replays[0] < 50
+    closed = losses_of(twin, data, DDPNOpt(twin, closed_loop=True))
+    assert sum(planned[-20:]) <= 1.1 * sum(closed[-20:])
+
+
+@pytest.mark.parametrize("options", [{"closed_loop": True}, {"diagnostics": True}, {"lr": 3.0}])
+def test_every_step_has_a_second_forward_pass_where_the_options_ask_for_it(
+    options: dict[str, Any], replays: list[int]
+) -> None:
+    torch.manual_seed(0)
+    model = network()
+    opt = DDPNOpt(model, **options)
+    losses_of(model, batches(30), opt)
+    assert replays[0] >= 30
+
+
+def test_the_first_step_and_those_before_the_curvature_is_known_are_rolled_out(replays: list[int]) -> None:
+    torch.manual_seed(0)
+    model = network()
+    losses_of(model, batches(4))
+    assert replays[0] >= 3
+
+
+@pytest.mark.parametrize(
+    "found", [(2 * REACTED, 0.0, 1.0), (0.0, 2 * TRUSTED, 1.0), (0.0, -2 * TRUSTED, 1.0), (0.0, 0.0, 2 * SETTLED),
+              (0.0, 0.0, 0.5 / SETTLED)],
+)  # fmt: skip
+def test_roll_outs_become_rarer_while_they_confirm_the_plan_and_one_that_does_not_brings_them_back(
+    found: tuple[float, float, float],
+) -> None:
+    rollouts = Rollouts(LONGEST)
+    between = []
+    for _ in range(5):
+        planned = 0
+        while not rollouts.is_due:
+            rollouts.follow()
+            planned += 1
+        between.append(planned)
+        rollouts.observe(0.0, 0.0, 1.0)
+    assert between == [0, 1, 3, 7, 7]
+    rollouts.observe(*found)
+    assert rollouts.is_due
+
+
+def test_a_planned_step_after_which_the_loss_is_far_too_large_is_taken_back() -> None:
+    torch.manual_seed(0)
+    model = network()
+    opt = DDPNOpt(model)
+    data = batches(60)
+    losses_of(model, data, opt)
+    while opt._rollouts.planned == 0:
+        before = [p.detach().clone() for p in model.parameters()]
+        losses_of(model, data[:1], opt)
+    with torch.no_grad():  # as if the step had led there
+        change = 30 * torch.randn(3)
+        model[-1].bias += change
+    losses_of(model, data[1:2], opt)
+    model[-1].bias.data -= change
+    for p, old in zip(model.parameters(), before, strict=True):
+        torch.testing.assert_close(p.detach(), old, rtol=1e-4, atol=1e-5)
+    assert opt._rollouts.is_due
+    assert opt.report.undone == 1
+
+
+def test_losses_that_stay_large_are_expected_soon() -> None:
+    torch.manual_seed(0)
+    model = network()
+    opt = DDPNOpt(model)
+    losses_of(model, batches(40), opt)
+    length = opt._length
+    surprises = sum(length.is_surprised(100.0) for _ in range(40))
+    assert 0 < surprises < 20
