@@ -70,8 +70,13 @@ def looks(widths: Widths, looked: Sequence[float] = ()) -> tuple[float, float]:
     return size, number
 
 
-def payload(form: str, widths: Widths, b: int, B: int, looked: Sequence[float] = ()) -> tuple[float, float]:
-    """Bytes that one process puts into sums and into gathers in one step; float32, one column per sample."""
+def payload(
+    form: str, widths: Widths, b: int, B: int, looked: Sequence[float] = (), planned: float = 0.0
+) -> tuple[float, float]:
+    """Bytes that one process puts into sums and into gathers in one step; float32, one column per sample.
+
+    `planned` is the share of the steps without a second forward pass: they send no displacements and no loss of it.
+    """
     layers = list(pairwise(widths))
     T = len(layers)
     directions = sum(4 * (n + 1) * m for n, m in layers)
@@ -86,19 +91,20 @@ def payload(form: str, widths: Widths, b: int, B: int, looked: Sequence[float] =
     if form == "batch":
         return sums, gathers
     slopes, prior = 8 + 4 * T, T * 4 * b  # of the last step, and what its memory does to each sample
-    return sums + slopes + looks(widths, looked)[0], gathers + prior
+    judged = 8  # whether the last step has gone wrong
+    return sums + slopes + judged - planned * 8 + looks(widths, looked)[0], gathers + prior - planned * displacements
 
 
-def collectives(form: str, widths: Widths, looked: Sequence[float] = ()) -> float:
+def collectives(form: str, widths: Widths, looked: Sequence[float] = (), planned: float = 0.0) -> float:
     T = len(widths) - 1
     if form in ("outer", "full"):
         return T + 3
-    return 4 * T + 5 if form == "batch" else 4 * T + 7 + looks(widths, looked)[1]
+    return 4 * T + 5 if form == "batch" else 4 * T + 8 - planned * T + looks(widths, looked)[1]
 
 
-def sent(form: str, widths: Widths, b: int, size: int, looked: Sequence[float] = ()) -> float:
+def sent(form: str, widths: Widths, b: int, size: int, looked: Sequence[float] = (), planned: float = 0.0) -> float:
     """Bytes that one process sends in one step: sums go twice around a ring in pieces, gathers once as a whole."""
-    sums, gathers = payload(form, widths, b, b * size, looked)
+    sums, gathers = payload(form, widths, b, b * size, looked, planned)
     return 2 * (size - 1) / size * sums + (size - 1) * gathers
 
 
@@ -158,27 +164,29 @@ def count(form: str, b: int, steps: int) -> dict[str, object]:
     size = dist.get_world_size()
     opt, group, step = stepper(form, b)
     found: list[tuple[float, ...]] = []
-    number, looks_of = 0, [[0.0] for _ in pairwise(WIDTHS)]
+    number, looks_of, without = 0, [[0.0] for _ in pairwise(WIDTHS)], 0
     while len(found) < steps:
         dist.barrier()
         calls, before, wire = group.calls.total(), group.payload.total(), loopback()
-        repeated, last = opt.report.shortened, last_looks(opt)
+        repeated, planned_before, last = opt.report.shortened, opt.report.planned, last_looks(opt)
         step(number)
         number += 1
         dist.barrier()
         if opt.report.shortened == repeated:
             found.append((group.calls.total() - calls, group.payload.total() - before, loopback() - wire))
+            without += opt.report.planned - planned_before
             for seen, old, new in zip(looks_of, last, last_looks(opt), strict=True):
                 seen.append(float(new != old))
     counted, sent_by_one, carried = (sum(column) / len(found) for column in zip(*found, strict=True))
     looked = [sum(seen) / len(found) for seen in looks_of] if form.startswith("automatic") else []
+    planned = without / len(found) if looked else 0.0
     numbers = {
         "collectives": counted,
-        "collectives, model": collectives(form, WIDTHS, looked),
+        "collectives, model": collectives(form, WIDTHS, looked, planned),
         "payload": sent_by_one,
-        "payload, model": sum(payload(form, WIDTHS, b, size * b, looked)),
+        "payload, model": sum(payload(form, WIDTHS, b, size * b, looked, planned)),
         "carried": carried,
-        "carried, model": size * sent(form, WIDTHS, b, size, looked),
+        "carried, model": size * sent(form, WIDTHS, b, size, looked, planned),
     }
     return {"form": form, **{name: f"{value:,.0f}" for name, value in numbers.items()}}
 

@@ -307,6 +307,7 @@ class Step:
         if opt.form.scale_free:
             opt.report.fraction, opt.report.kappa = self.fraction, opt._length.kappa
             keep_update(self)  # from here on the step cannot be undone
+        opt.report.planned += self.planned
         opt._troubles.after_step(opt.report)
         if self.recording is not None:
             mine = self.recording.batch_size

@@ -137,7 +137,8 @@ def take_back_if_wrong(step: Step) -> bool:
     opt = step.opt
     loss, peers = opt._loss_value, step.peers
     if not peers.alone:  # all processes have to come to the same conclusion
-        loss = None if peers.total(float(loss is None)) else peers.total(loss or 0.0)
+        total = peers.total(math.nan if loss is None else loss)
+        loss = None if math.isnan(total) else total
     if not opt._length.is_surprised(loss):
         return False
     judged = step.certain and opt._rollouts.planned == 0

@@ -29,7 +29,7 @@ from ddpnopt.report import Report
 def numbers(report: Report) -> dict[str, float]:
     """What a report holds, flat: "predicted", "actual", …, "layers/NAME/feedback"; what is not known is left out."""
     found: dict[str, float] = {}
-    for name in ("predicted", "actual", "fraction", "kappa", "guarded", "shortened", "undone", "skipped"):
+    for name in ("predicted", "actual", "fraction", "kappa", "guarded", "shortened", "undone", "planned", "skipped"):
         value = getattr(report, name)
         if value is not None:
             found[name] = float(value)

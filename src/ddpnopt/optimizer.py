@@ -262,8 +262,8 @@ class DDPNOpt(HookedOptimizer):
             # 4. Check what was written, and count
             step.finish()
         self._held.keep(self)
-        self.report.step += 1
-        self.steps += 1
+        self._capture.rolls_out = self._rollouts.is_due
+        self.report.step, self.steps = self.report.step + 1, self.steps + 1
         if self._averaging is not None and self.steps % EVERY == 0:
             self._averaging.update(self, self.steps // EVERY, self._capture.batch_norms)
         if self._frozen:

@@ -28,6 +28,7 @@ class Report:
     # steps so far that were shortened: the loss of the same batch would have risen, or its curvature was tested
     shortened: int = 0
     undone: int = 0  # … and those given up
+    planned: int = 0  # steps so far that followed their plan, without a second forward pass
     guarded: float | None = None  # fraction of sample-layers with s > 1
     layers: dict[str, LayerReport] = field(default_factory=dict)
     open_loop: list[str] = field(default_factory=list)  # parameters updated without feedback

@@ -121,7 +121,8 @@ def test_a_planned_step_after_which_the_loss_is_far_too_large_is_taken_back() ->
     opt = DDPNOpt(model)
     data = batches(60)
     losses_of(model, data, opt)
-    while opt._rollouts.planned == 0:
+    before: list[Tensor] = []
+    while not before or opt._rollouts.planned == 0:  # until the last step was a planned one
         before = [p.detach().clone() for p in model.parameters()]
         losses_of(model, data[:1], opt)
     with torch.no_grad():  # as if the step had led there

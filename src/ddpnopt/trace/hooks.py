@@ -75,6 +75,7 @@ class Capture(Intercepting):
         self.untouched, self.unseen = Untouched(), Unseen()
         self.enabled = True
         self.keep_outputs = True  # h itself until its gradient arrives: the ledger needs <p_h, h>
+        self.rolls_out = True  # whether the next step is to have a forward sweep, which alone needs that and p_x
         self._without_grad: list[nn.Parameter] = []  # whose weight gradient is being skipped at the moment
         self.arrivals = Arrivals()
         self.arrangement = Arrangement(weakref.proxy(self), batch_dim, allowed=reuse)
@@ -249,7 +250,7 @@ class Capture(Intercepting):
         if record.skipped:
             self._skipped.add(model_layer.name)
         record.moves = x.requires_grad
-        if not record.moves or model_layer not in self.input_gradients:
+        if not (record.moves and self.rolls_out and model_layer in self.input_gradients):
             return None
         alias = x.view_as(x)  # to separate the gradient through this layer from that of other readers of x
         on_gradient(alias, partial(arrived_at_input, recording, record))
@@ -294,7 +295,7 @@ class Capture(Intercepting):
             recording.anchor = self._anchor_node  # from here on autograd.grad(…) by a weight is told from a loss
         h, source = source_of(h)
         record.h_shape = h.shape
-        if self.keep_outputs and (not record.moves or model_layer in self.input_gradients):
+        if self.keep_outputs and self.rolls_out and (not record.moves or model_layer in self.input_gradients):
             record._h, record._version = h.detach(), h._version
         on_gradient(source, partial(arrived_at_layer, recording, record))
         if record.skipped and recording.autocast[0]:
