@@ -38,7 +38,16 @@ from ddpnopt.trace.loose_functions import (
     WITH_RULES,
 )
 from ddpnopt.trace.loose_rules import TRANSPOSED, gradients, of_linear, of_transposed_convolution
-from ddpnopt.trace.loose_samples import are_ids, as_choice, gives_one_to_each, has_samples, has_samples_behind, is_held
+from ddpnopt.trace.loose_samples import (
+    are_ids,
+    as_choice,
+    draws,
+    gives_one_to_each,
+    has_samples,
+    has_samples_behind,
+    is_held,
+    may_have_samples,
+)
 from ddpnopt.trace.recording import on_gradient
 
 LARGEST = 2**25  # numbers of the explicit gradients of one parameter; a larger one is left to the base optimizer
@@ -217,7 +226,10 @@ class Uses(Watch):
             func, args = F.embedding, (args[1], args[0])
         if func is F.dropout and out is not args[0]:  # with the numbers that it has drawn
             func, args, kwargs = torch.mul, (args[0], (out / args[0]).detach().nan_to_num_()), {}
-        others = [(t.detach(), version) for t, version in before if not is_held(t) and has_samples(t, func, B)]
+        may = may_have_samples(func, args)
+        others = [
+            (t.detach(), version) for t, version in before if may(t) and not is_held(t) and has_samples(t, func, B)
+        ]
         dim = 0
         if not others and func in STACKED:
             shapes = [made.shape for made in found if made.roots]
@@ -227,7 +239,7 @@ class Uses(Watch):
         expands = func in EXPANDING and gives_one_to_each(first, outs[0], B)
         chosen = func is Tensor.__getitem__ and self._is_choice(args, B)
         if expands or chosen or (others and (dim or func in MEETING or func in IN_PLACE)):
-            if len(outs) > 1 or outs[0].dim() <= dim or outs[0].shape[dim] % B:
+            if draws(func, args, kwargs) or len(outs) > 1 or outs[0].dim() <= dim or outs[0].shape[dim] % B:
                 self.left |= roots
                 return out
             kept = replaced(args, self._kept), replaced(kwargs, self._kept)
@@ -300,9 +312,10 @@ class Uses(Watch):
         values = [p.detach() for p in roots]
         per_sample: list[Tensor] = []  # arguments with samples, (B, k, …)
         places: dict[int, int] = {}
+        may = may_have_samples(meeting.func, meeting.args)
         for t in tensors((meeting.args, meeting.kwargs)):
             behind = meeting.dim == 1 and t.dim() > 1 and t.shape[1] == B
-            if id(t) not in places and (behind if meeting.dim else has_samples(t, meeting.func, B)):
+            if id(t) not in places and (behind if meeting.dim else may(t) and has_samples(t, meeting.func, B)):
                 places[id(t)] = len(per_sample)
                 per_sample.append(t.unflatten(meeting.dim, (B, -1)).movedim(meeting.dim, 0))
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpnopt.trace.layer_uses import positions
-from ddpnopt.trace.loose_functions import PRODUCTS, ROWS, SUMS
+from ddpnopt.trace.loose_functions import OF_FIRST, PRODUCTS, ROWS, SUMS
 
 
 def is_held(t: Tensor) -> bool:
@@ -25,6 +25,19 @@ def has_samples(t: Tensor, func: Callable[..., Any], B: int) -> bool:
     if len(t) == B:
         return not positions(t)
     return func in ROWS and t.dim() == 2 and len(t) % B == 0 and t.is_floating_point()
+
+
+def may_have_samples(func: Callable[..., Any], args: Any) -> Callable[[Tensor], bool]:
+    """Which tensors among the arguments are no weights."""
+    first = args[0] if func in OF_FIRST and args else None
+    return lambda t: first is None or t is first
+
+
+def draws(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Whether a function draws random numbers, which another call would not draw again."""
+    if func is not F.scaled_dot_product_attention:
+        return False
+    return bool(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
 
 
 def has_samples_behind(t: Tensor, func: Callable[..., Any], values: list[tuple[int, ...]], B: int) -> bool:
@@ -47,7 +60,8 @@ def gives_one_to_each(value: Tensor, out: Tensor, B: int) -> bool:
     rows = len(value) if value.dim() else 0
     if not out.dim():
         return False
-    return len(out) == B != rows or (out.dim() == value.dim() and rows > 1 and len(out) == B * rows)
+    new = out.dim() > value.dim()  # then dimension 0 has nothing but copies
+    return (len(out) == B and (new or rows != B)) or (not new and rows > 1 and len(out) == B * rows)
 
 
 def are_ids(ids: Any, B: int) -> bool:
