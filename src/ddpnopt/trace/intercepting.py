@@ -17,7 +17,7 @@ from ddpnopt.trace.fused import Fused, Holder, Interception
 from ddpnopt.trace.layer_uses import shared
 from ddpnopt.trace.loose import LARGEST, Made, Uses
 from ddpnopt.trace.model_layers import ModelLayer
-from ddpnopt.trace.recording import EMPTY, LayerRecord, Recording, is_derivative
+from ddpnopt.trace.recording import EMPTY, LayerRecord, Recording, is_derivative, note_backward
 from ddpnopt.trace.replay import Playback
 
 
@@ -32,9 +32,16 @@ def _has_compiled_parts(model: nn.Module) -> bool:
 
 
 def _ignores(recording: weakref.ref[Recording]) -> bool:
-    """Whether a gradient is not that of the loss, or of a pass that nobody can step from any more."""
+    """Whether a gradient is not that of the loss, or of a pass that nobody can step from any more.
+
+    One that counts may be the first of its backward pass.
+    """
     alive = recording()
-    return alive is None or is_derivative(alive)
+    if alive is None or is_derivative(alive):
+        return True
+    if not alive.arrivals.part:
+        note_backward(alive)
+    return False
 
 
 class Intercepting(Playback):

@@ -242,12 +242,12 @@ def arrived_at_output(recording: Recording, index: int, grad: Tensor) -> None:
     if is_derivative(recording):
         return
     if recording.layers:  # not in a pass of other weights (functional_call)
-        _note_backward(recording)
+        note_backward(recording)
     q = recording.q[index]
     recording.q[index] = grad if q is None else q + grad
 
 
-def _note_backward(recording: Recording) -> None:
+def note_backward(recording: Recording) -> None:
     """At the first gradient of a backward pass: those of another one through the same pass add up, until a step."""
     task = torch._C._current_graph_task_id()
     if task == recording.task:
@@ -264,7 +264,7 @@ def _note_backward(recording: Recording) -> None:
 
 def arrived_at_input(recording: Recording, record: LayerRecord, grad: Tensor) -> None:
     if not is_derivative(recording):
-        _note_backward(recording)
+        note_backward(recording)
         record.p_x = grad if record.p_x is None else record.p_x + grad
 
 
@@ -275,7 +275,7 @@ def arrived_at_layer(recording: Recording, record: LayerRecord, grad: Tensor) ->
     if recording.arrivals.part:
         record.other_parts.append((recording.arrivals.part, p_h))
         return
-    _note_backward(recording)
+    note_backward(recording)
     if record.p_h is not None:
         record.p_h, record.p_h_dot_h = record.p_h + p_h, None
         return
