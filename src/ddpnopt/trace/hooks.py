@@ -179,7 +179,7 @@ class Capture(Intercepting):
             return output
         if recording.reads_variable:
             output = self._anchored(output)
-        # for the gradient of the loss alone, without that of later layers; a view loses its hook if it is changed in place
+        # for the gradient of the loss alone, without that of later layers; changed in place, a view loses its hook
         alias = output.clone() if output.numel() <= COPIED else output.view_as(output)
         on_gradient(alias, partial(arrived_at_output, recording, len(recording.q)))
         recording.outputs.append(output.detach())

@@ -15,7 +15,8 @@ from ddpnopt.linear.given import Given
 from ddpnopt.trace.direct_uses import DirectUses
 from ddpnopt.trace.fused import Fused, Holder, Interception
 from ddpnopt.trace.layer_uses import shared
-from ddpnopt.trace.loose import LARGEST, Made, Uses
+from ddpnopt.trace.loose import LARGEST, Uses
+from ddpnopt.trace.loose_values import Made
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import EMPTY, LayerRecord, Recording, is_derivative, note_backward
 from ddpnopt.trace.replay import Playback

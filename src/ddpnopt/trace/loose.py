@@ -48,6 +48,7 @@ from ddpnopt.trace.loose_samples import (
     is_held,
     may_have_samples,
 )
+from ddpnopt.trace.loose_values import Made, replaced, tensors, value_of
 from ddpnopt.trace.recording import on_gradient
 
 LARGEST = 2**25  # numbers of the explicit gradients of one parameter; a larger one is left to the base optimizer
@@ -58,24 +59,6 @@ Touch = Callable[[nn.Parameter], None]
 
 class UseError(Exception):
     """A use from which the gradients of the samples cannot be computed."""
-
-
-@dataclass(eq=False)
-class Made:
-    """A tensor computed from parameters alone: a parameter itself, or how to compute it."""
-
-    roots: set[nn.Parameter]
-    parameter: nn.Parameter | None = None
-    func: Callable[..., Any] | None = None
-    args: Any = ()  # with tensors detached, and those computed from parameters replaced by what they are made of
-    kwargs: Any = None
-    index: int | None = None  # among several outputs
-    shape: tuple[int, ...] = ()
-    constant: Tensor | None = None  # what the model holds, or is computed from that alone; without roots
-
-    @classmethod
-    def of(cls, parameter: nn.Parameter) -> Made:
-        return cls({parameter}, parameter, shape=tuple(parameter.shape))
 
 
 @dataclass(eq=False)
@@ -90,24 +73,6 @@ class Meeting:
     versions: list[tuple[Tensor, int]]  # of the samples' tensors when the function ran
     dim: int = 0  # that has the samples
     gradient: Tensor | None = None
-
-
-def tensors(tree: Any) -> Iterable[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for part in tree:
-            yield from tensors(part)
-    elif isinstance(tree, dict):
-        yield from tensors(list(tree.values()))
-
-
-def replaced(tree: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(tree, (Tensor, Made)):
-        return change(tree)
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(replaced(part, change) for part in tree) if type(tree) in (tuple, list) else tree
-    return {key: replaced(part, change) for key, part in tree.items()} if isinstance(tree, dict) else tree
 
 
 class Watch(TorchFunctionMode):
@@ -322,7 +287,7 @@ class Uses(Watch):
         def of_sample(sample: Tensor, parts: list[Tensor], q: Tensor) -> tuple[Tensor, ...]:
             def output(*u: Tensor) -> Tensor:
                 env: dict[Any, Tensor] = dict(zip(roots, u, strict=True))
-                change = partial(_value, env=env, places=places, parts=parts)
+                change = partial(value_of, env=env, places=places, parts=parts)
                 out: Tensor = meeting.func(*replaced(meeting.args, change), **replaced(meeting.kwargs, change))
                 if per_sample:
                     return out
@@ -343,21 +308,3 @@ class Uses(Watch):
             if meeting.gradient is not None:
                 wide = torch.promote_types(meeting.gradient.dtype, torch.float32)
                 meeting.gradient = meeting.gradient.to(wide) * factor
-
-
-def _value(t: Tensor | Made, *, env: dict[Any, Tensor], places: dict[int, int], parts: list[Tensor]) -> Tensor:
-    """An argument of a function, for one sample and other values of the parameters."""
-    if isinstance(t, Tensor):
-        return parts[places[id(t)]] if id(t) in places else t
-    if t.constant is not None:
-        return t.constant
-    key = t if t.parameter is None else t.parameter
-    if key in env:
-        return env[key]
-    if t.func is None:
-        assert t.parameter is not None
-        return t.parameter.detach()
-    change = partial(_value, env=env, places=places, parts=parts)
-    out = t.func(*replaced(t.args, change), **replaced(t.kwargs, change))
-    env[key] = out if t.index is None else out[t.index]
-    return env[key]
