@@ -100,3 +100,17 @@ def test_a_part_of_an_in_projection_that_is_left_has_the_gradient_of_autograd() 
     F.mse_loss(twin(x), y).backward()
     assert model.read.in_proj_weight.grad is not None
     torch.testing.assert_close(model.read.in_proj_weight.grad, twin.read.in_proj_weight.grad)
+
+
+def test_a_step_that_is_made_again_has_the_same_gradients_of_parameters_that_meet_the_choices() -> None:
+    model, ids = Choices(), torch.randint(9, (5, 3, 4))
+    opt = DDPNOpt(model)
+    F.cross_entropy(model(ids), torch.arange(5) % 3).backward()
+    (recording,) = opt._capture.arrivals.take_all()
+    before = {record.name: record.p_h for record in recording.layers}
+    assert {"shift", "table"} <= set(before)
+    for record in recording.layers:
+        record.free()
+    opt._capture.retrace(recording)
+    for record in recording.layers:
+        torch.testing.assert_close(record.p_h, before[record.name])

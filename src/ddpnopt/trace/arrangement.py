@@ -166,9 +166,12 @@ class Arrangement:
             layout = None if kind is None else Layout(kind, batch)
             if isinstance(record.layer, Given) and dim != 0:
                 continue  # its gradients were computed for dimension 0; autograd has that of the batch
-            if isinstance(record.layer, Given) and layout is not None and layout.fits(None, record.x):
+            if isinstance(record.layer, Given) and kind == BLOCKS and layout is not None:
                 _fold(record, layout)
-                layout = None
+                kind = layout = None
+            elif isinstance(record.layer, Given) and layout is not None:
+                gone.append(record)  # a replay could not tell its rows
+                continue
             if layout is not None and layout.fits(record.layer, record.x) and kind != SHARED:
                 record.layouts = [layout]
             elif layout is not None or not len(record.x) == record.h_shape[0] == batch:

@@ -54,6 +54,7 @@ def as_one(recordings: list[Recording]) -> Recording:
         passes=recordings, links=_links(recordings),
     )  # fmt: skip
     one.serial, one.task = first.serial, first.task
+    one.loose_rows = first.loose_rows if len({each.loose_rows for each in recordings}) == 1 else 0
     records: list[LayerRecord] = []
     for recording in recordings:
         for record in recording.layers:

@@ -101,6 +101,7 @@ class Recording:
     anchor: Any = None  # a node of the graph that the backward pass of a loss runs, and autograd.grad(…) does not
     source: Any = None  # … that does so where a first layer has read constant inputs; another backward pass tells
     loose: Uses | None = None  # the uses of parameters that belong to no layer
+    loose_rows: int = 0  # in how many rows their gradients were computed: one or several for each sample
     group: int = 1  # samples that count as one, in a large batch
     scalars: list[int] | None = None  # the outputs with a gradient that are one number, once that has been asked
     # known after `finish`
@@ -145,7 +146,8 @@ class Recording:
         """Give the parameters that belong to no layer the gradients of their uses."""
         if self.loose is None:
             return
-        found, B = self.loose.gradients(), self.samples()
+        found, B = self.loose.gradients(), max(1, self.loose.samples())
+        self.loose_rows = B
         for record in self.layers:
             p = found.get(record.model_layer.weight)
             if isinstance(record.layer, Given) and p is not None:
