@@ -28,7 +28,7 @@ from ddpnopt.trace.exchange import (
 )
 from ddpnopt.trace.intercepting import Intercepting
 from ddpnopt.trace.layer_uses import leave
-from ddpnopt.trace.layout import BLOCKS, INTERLEAVED, SINGLE, Layout
+from ddpnopt.trace.layout import BLOCKS, INTERLEAVED, SECOND, SINGLE, Layout
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
 
@@ -164,7 +164,7 @@ class Arrangement:
             use = counted[record.name] = counted.get(record.name, -1) + 1
             kind = kinds.get((record.name, use))
             layout = None if kind is None else Layout(kind, batch)
-            if isinstance(record.layer, Given) and dim != 0:
+            if isinstance(record.layer, Given) and dim != 0 and not recording.second:
                 continue  # its gradients were computed for dimension 0; autograd has that of the batch
             if isinstance(record.layer, Given) and kind == BLOCKS and layout is not None:
                 _fold(record, layout)
@@ -187,6 +187,9 @@ class Arrangement:
             record.x, record.layouts = record.model_layer.state_of(record.x), [None]
             record.x_version = record.x._version
             leave(record)
+        seconds = [record for record in kept if record.layouts[0] is not None and record.layouts[0].kind == SECOND]
+        firsts = [record for record in kept if record.layouts[0] is None and _keeps_second(record)]
+        self.playback.have_in_second(dim if len(seconds) > len(firsts) else None)
         known = [layer for layer in shared if layer.part_of is None and layer.name not in self.left]
         self.playback.loosen(known, batch)
         recording.layers = [record for record in kept if record.name not in partly]
@@ -251,6 +254,13 @@ def _group(recordings: list[Recording]) -> None:
         for position, output in zip(recording.positions, recording.outputs, strict=True):
             if output.dim() and len(output) == batch:
                 recording.layouts[position] = layout
+
+
+def _keeps_second(record: LayerRecord) -> bool:
+    """Whether a layer would have the samples in dimension 1, in a model that has them there."""
+    inside = record.model_layer.part_of is not None  # attention transposes
+    own = not inside and not isinstance(record.layer, (Conv, Given))
+    return own and record.x.dim() > 1 + record.x.is_floating_point()
 
 
 def _fold(record: LayerRecord, layout: Layout) -> None:

@@ -31,6 +31,7 @@ from ddpnopt.trace.loose_functions import (
     EXPANDING,
     IN_PLACE,
     MEETING,
+    MEETING_SECOND,
     OF_PARAMETERS,
     PASSIVE,
     STACKED,
@@ -43,10 +44,12 @@ from ddpnopt.trace.loose_samples import (
     as_choice,
     draws,
     gives_one_to_each,
+    gives_one_to_each_second,
     has_samples,
     has_samples_behind,
     is_held,
     may_have_samples,
+    samples_of_second,
 )
 from ddpnopt.trace.loose_values import Made, replaced, tensors, value_of
 from ddpnopt.trace.recording import on_gradient
@@ -129,8 +132,10 @@ class Uses(Watch):
         constants: Iterable[Tensor] = (),
         kept: bool = False,
         ignores: Callable[[], bool] = bool,
+        second: bool = False,
     ) -> None:
         super().__init__(parameters, touch)
+        self.second = second  # whether the model has its samples in dimension 1
         self.samples = samples  # their number, which is known by the time that a parameter meets them
         self.ignores = ignores  # whether the backward pass that is running is not that of the loss
         self.kept = kept  # whether outputs are cloned, so that they can be differentiated with respect to
@@ -191,19 +196,14 @@ class Uses(Watch):
             func, args = F.embedding, (args[1], args[0])
         if func is F.dropout and out is not args[0]:  # with the numbers that it has drawn
             func, args, kwargs = torch.mul, (args[0], (out / args[0]).detach().nan_to_num_()), {}
-        may = may_have_samples(func, args)
-        others = [
-            (t.detach(), version) for t, version in before if may(t) and not is_held(t) and has_samples(t, func, B)
-        ]
-        dim = 0
-        if not others and func in STACKED:
-            shapes = [made.shape for made in found if made.roots]
-            others = [(t.detach(), version) for t, version in before if has_samples_behind(t, func, shapes, B)]
-            dim = 1 if others else 0
+        others, dim, meets = self._samples_among(func, args, before, found, B)
         first = next(t for t in tensors((args, kwargs)) if id(t) in self.known and self.known[id(t)].roots)
         expands = func in EXPANDING and gives_one_to_each(first, outs[0], B)
+        if self.second and func in EXPANDING and not others:
+            expands = gives_one_to_each_second(first, outs[0], B)
+            dim = 1 if expands else 0
         chosen = func is Tensor.__getitem__ and self._is_choice(args, B)
-        if expands or chosen or (others and (dim or func in MEETING or func in IN_PLACE)):
+        if expands or chosen or (others and meets):
             if draws(func, args, kwargs) or len(outs) > 1 or outs[0].dim() <= dim or outs[0].shape[dim] % B:
                 self.left |= roots
                 return out
@@ -226,6 +226,25 @@ class Uses(Watch):
         else:
             self.left |= roots
         return out
+
+    def _samples_among(
+        self, func: Callable[..., Any], args: Any, before: list[tuple[Tensor, int]], found: list[Made], B: int
+    ) -> tuple[list[tuple[Tensor, int]], int, bool]:
+        """The arguments with samples and their versions, the dimension, and whether the function is known to fit."""
+        may = may_have_samples(func, args)
+        free = [(t, version) for t, version in before if may(t) and not is_held(t)]
+        if self.second:
+            dim = samples_of_second([t for t, _ in free], B)
+            if dim is None:
+                return [(t.detach(), version) for t, version in free if B in t.shape[:2]], 0, False
+            with_samples = [(t.detach(), version) for t, version in free if t.dim() > dim and t.shape[dim] == B]
+            return with_samples, dim, func in IN_PLACE or func in (MEETING_SECOND if dim else MEETING)
+        others = [(t.detach(), version) for t, version in free if has_samples(t, func, B)]
+        if others or func not in STACKED:
+            return others, 0, func in MEETING or func in IN_PLACE
+        shapes = [made.shape for made in found if made.roots]
+        others = [(t.detach(), version) for t, version in before if has_samples_behind(t, func, shapes, B)]
+        return others, 1 if others else 0, True
 
     def _is_lookup(self, args: Any, B: int) -> bool:
         """Whether rows of a table are chosen by ids of the samples: `table[ids]`."""
@@ -269,7 +288,7 @@ class Uses(Watch):
             plain = gradients(meeting.func, meeting.args, meeting.kwargs, g, Made, B)
             if plain is not None:
                 return [plain]
-        if (meeting.func in TRANSPOSED or meeting.func is F.linear) and not meeting.kwargs:
+        if (meeting.func in TRANSPOSED or meeting.func is F.linear) and not meeting.kwargs and not meeting.dim:
             rule = of_linear if meeting.func is F.linear else of_transposed_convolution
             of_both = rule(meeting.args, g, Made, B)
             if of_both is not None:
@@ -291,7 +310,8 @@ class Uses(Watch):
                 out: Tensor = meeting.func(*replaced(meeting.args, change), **replaced(meeting.kwargs, change))
                 if per_sample:
                     return out
-                return out.unflatten(0, (B, -1)).index_select(0, sample[None]).flatten(0, 1)
+                dim = meeting.dim
+                return out.unflatten(dim, (B, -1)).index_select(dim, sample[None]).flatten(dim, dim + 1)
 
             pull = torch.func.vjp(output, *values)[1]
             found: tuple[Tensor, ...] = pull(q)

@@ -139,3 +139,12 @@ MEETING: set[Any] = (
 
 # that may have the samples in dimension 1, where dimension 0 counts the experts
 STACKED: set[Any] = SUMS | PRODUCTS | _methods("bmm", "baddbmm", "matmul") | {Tensor.__matmul__, operator.matmul}
+
+# whose dimension 1 has features, and never the samples
+_OF_CHANNELS = _methods(
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "group_norm",
+    "instance_norm", "baddbmm",
+)  # fmt: skip
+
+# that treat samples in dimension 1 one by one, in a model that has them there
+MEETING_SECOND: set[Any] = MEETING - _OF_CHANNELS

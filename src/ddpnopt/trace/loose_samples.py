@@ -55,6 +55,26 @@ def has_samples_behind(t: Tensor, func: Callable[..., Any], values: list[tuple[i
     )
 
 
+def samples_of_second(tensors: list[Tensor], B: int) -> int | None:
+    """Which dimension has the samples in a model that has them in dimension 1, as far as it keeps them there.
+
+    None if there are none, or if their number does not tell.
+    """
+    found = set()
+    for t in tensors:
+        least = 2 + t.is_floating_point()  # time, samples, features
+        if t.dim() >= least and t.shape[1] == B:
+            found.add(1 if len(t) != B else None)
+        elif t.dim() and len(t) == B and not positions(t):
+            found.add(0)
+    return found.pop() if len(found) == 1 else None
+
+
+def gives_one_to_each_second(value: Tensor, out: Tensor, B: int) -> bool:
+    """The same as below, for samples in dimension 1."""
+    return out.dim() == value.dim() > 1 and value.shape[1] == 1 < B == out.shape[1]
+
+
 def gives_one_to_each(value: Tensor, out: Tensor, B: int) -> bool:
     """Whether one value for all samples has become one for each, or B copies of its rows, one after the other."""
     rows = len(value) if value.dim() else 0

@@ -102,6 +102,7 @@ class Recording:
     source: Any = None  # … that does so where a first layer has read constant inputs; another backward pass tells
     loose: Uses | None = None  # the uses of parameters that belong to no layer
     loose_rows: int = 0  # in how many rows their gradients were computed: one or several for each sample
+    second: bool = False  # whether they have met the samples in dimension 1
     group: int = 1  # samples that count as one, in a large batch
     scalars: list[int] | None = None  # the outputs with a gradient that are one number, once that has been asked
     # known after `finish`
@@ -141,6 +142,13 @@ class Recording:
                 single = record.x.dim() == 1 and record.model_layer.required  # without a dimension for the batch
                 return unknown if single else len(record.x)
         return next((len(t) for t in self.inputs if t.dim() and len(t)), unknown)
+
+    def samples_of_inputs(self, dim: int) -> int:
+        """Their number where this dimension of the inputs has them; zero if it tells nothing."""
+        first = next((t for t in self.inputs if t.dim() > dim and not t.is_nested), None)
+        if first is None or (first.dim() > 1 and first.shape[0] == first.shape[1]):
+            return 0  # as many steps as samples
+        return first.shape[dim]
 
     def add_loose(self) -> None:
         """Give the parameters that belong to no layer the gradients of their uses."""
