@@ -308,7 +308,7 @@ class Step:
             opt.report.fraction, opt.report.kappa = self.fraction, opt._length.kappa
             keep_update(self)  # from here on the step cannot be undone
         opt.report.planned += self.planned
-        opt._troubles.after_step(opt.report)
+        opt._troubles.after_step(opt.report, seen=opt._loss_value is not None)
         if self.recording is not None:
             mine = self.recording.batch_size
             opt.samples += mine if self.peers.alone else self.peers.batch(mine)

@@ -31,16 +31,16 @@ class Troubles:
         self._warned_of_loss = True
         return True
 
-    def after_step(self, report: Report) -> None:
-        """Look at the counters of a step that has been taken or given up."""
+    def after_step(self, report: Report, *, seen: bool = False) -> None:
+        """Look at the counters of a step that has been taken or given up; `seen`: whether its loss's value is known."""
         self._counts.append((report.shortened, report.undone))
         if len(self._counts) <= WINDOW:
             return
         (shortened, undone), (now_shortened, now_undone) = self._counts[0], self._counts[-1]
         way_out = (
             "Hand the loss over with opt.step(loss=loss)"
-            if report.loss in (None, "unknown", "squared_error")
-            else "Check that the pass is repeatable (no random numbers of your own)"
+            if not seen and report.loss in (None, "unknown", "squared_error")
+            else "Check that the pass is repeatable (no random numbers of your own), or take larger batches"
         )
         if now_undone - undone >= MANY * WINDOW:
             self._tell(

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from ddpnopt import DDPNOpt
+
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
 
 
@@ -64,3 +66,24 @@ def test_the_trainer_of_transformers_trains(max_grad_norm: float) -> None:
 
     AcceleratorState._reset_state(reset_partial_state=True)
     assert words.main(epochs=3, count=512, max_grad_norm=max_grad_norm) > 90
+
+
+def test_the_trainer_of_transformers_trains_a_language_model_with_a_tied_head(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("accelerate", reason="Trainer needs accelerate")
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "n_positions": 12, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ends))
+    first = torch.randint(20, (64, 1))
+    ids = (first + 3 * torch.arange(8)) % 20
+    settings = transformers.TrainingArguments(
+        str(tmp_path), max_steps=25, per_device_train_batch_size=8, report_to=[], save_strategy="no", use_cpu=True,
+        disable_tqdm=True, logging_strategy="no", lr_scheduler_type="constant",
+    )  # fmt: skip
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    transformers.Trainer(model, settings, train_dataset=rows, optimizers=(DDPNOpt(model), None)).train()
+    assert float(model(input_ids=ids, labels=ids).loss.detach()) < 1.5  # of 3 nats: it multiplies the loss in place

@@ -197,6 +197,32 @@ class Thresholds(Net):
         return torch.sigmoid(limits - x @ torch.matrix_exp(self.angles - self.angles.mT))
 
 
+class BiasedAttention(Net):
+    """Fused attention with a bias by how far apart two places are, as in BEiT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.table = nn.Linear(N, 3 * N), nn.Parameter(torch.randn(11, 2))
+
+    def between(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1])
+        bias = self.table[places[:, None] - places + 5].permute(2, 0, 1)
+        q, k, v = (a.unflatten(2, (2, -1)).transpose(1, 2) for a in self.qkv(x).chunk(3, -1))
+        return x + F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
+
+
+class Latents(Net):
+    """As many latent vectors as samples, which attend to each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(torch.randn(B, N))
+
+    def between(self, x: Tensor) -> Tensor:
+        latents = self.latents.expand(len(x), -1, -1)
+        return latents + (latents @ x.mT).softmax(-1) @ x
+
+
 class MaskedConvolution(nn.Conv2d):
     """A convolution with a forward pass of its own, as in PixelCNN."""
 
@@ -209,7 +235,8 @@ class MaskedConvolution(nn.Conv2d):
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "tokens": Tokens, "in place": InPlace, "scales": Scales, "own forwards": OwnForwards, "tied": Tied,
     "shared": Shared, "parametrised": Parametrised,
-    "masked": Masked, "heads": Heads, "thresholds": Thresholds,
+    "masked": Masked, "heads": Heads, "thresholds": Thresholds, "biased attention": BiasedAttention,
+    "latents": Latents,
     "experts": lambda: Experts("first"), "experts of samples": lambda: Experts("chosen"),
     "positions": lambda: Positions(False), "positions, one row": lambda: Positions(True),
 }  # fmt: skip

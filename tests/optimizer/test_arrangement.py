@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -64,21 +65,64 @@ def test_a_sequence_first_model_takes_the_steps_of_the_batch_first_one(batch_dim
     assert_same(plain, other)
 
 
-@pytest.mark.parametrize("T", [5, 8], ids=["5 steps", "as many steps as samples"])
-def test_in_a_sequence_first_model_a_bare_parameter_is_left_to_the_base_optimizer_with_its_gradient(T: int) -> None:
-    class Shifted(Attention):
-        def __init__(self) -> None:
-            super().__init__("time")
-            self.shift = nn.Parameter(torch.randn(6))
+class Shifted(Attention):
+    """Bare parameters before the attention: a shift, a table of places and a token, the class of the sequence."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(torch.tanh(x + self.shift))
+    def __init__(self, first: str) -> None:
+        super().__init__(first)
+        self.shift, self.table = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(9, 1, 6))
+        self.token = nn.Parameter(torch.randn(1, 1, 6))
 
-    model = Shifted()
+    def forward(self, x: Tensor) -> Tensor:
+        time = int(self.first != "time")
+        table = self.table[: x.shape[time]] if self.first == "time" else self.table[: x.shape[time]].transpose(0, 1)
+        sizes = [1, 1, 1]
+        sizes[1 - time] = x.shape[1 - time]
+        h = torch.cat(
+            [self.token.expand(*[-1 if n == 1 else n for n in sizes]), torch.tanh(x + self.shift) + table], time
+        )
+        return super().forward(h).narrow(time, 1, x.shape[time])
+
+
+def test_in_a_sequence_first_model_bare_parameters_take_part() -> None:
+    plain = Shifted("batch")
+    other = copy.deepcopy(plain)
+    other.first = "time"
+    x, y = torch.randn(8, 5, 6), torch.randint(3, (8, 5))
+    opt = DDPNOpt(other)
+    for _ in range(2):  # the first pass tells where the samples are
+        opt.zero_grad()
+        F.cross_entropy(other(x.transpose(0, 1)).transpose(0, 1).flatten(0, 1), y.flatten()).backward()
+        (recording,) = opt._capture.arrivals.take_all()
+        found = {record.name: record.p_h for record in recording.layers}
+    usual = DDPNOpt(plain)
+    F.cross_entropy(plain(x).flatten(0, 1), y.flatten()).backward()
+    wanted = {record.name: record.p_h for record in usual._capture.arrivals.take_all()[0].layers}
+    assert set(found) == set(wanted)
+    for name in ("shift", "table", "token"):
+        torch.testing.assert_close(found[name], wanted[name])
+    for record in recording.layers:
+        record.free()
+    opt._capture.retrace(recording)
+    for record in recording.layers:
+        torch.testing.assert_close(record.p_h, found[record.name])
+
+
+def test_bare_parameters_of_a_sequence_first_model_get_feedback_without_a_warning() -> None:
+    model = Shifted("time")
+    opt = DDPNOpt(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OpenLoopWarning)
+        train(model, opt, transposed=True, T=5)
+    assert opt.report.open_loop == []
+
+
+def test_with_as_many_steps_as_samples_a_bare_parameter_is_left_to_the_base_optimizer_with_its_gradient() -> None:
+    model = Shifted("time")
     opt = DDPNOpt(model, average=False)
     before = model.shift.detach().clone()
-    train(model, opt, transposed=True, T=T)
-    assert opt.report.open_loop == ["shift"]
+    train(model, opt, transposed=True, T=8)
+    assert opt.report.open_loop == ["shift", "table", "token"]
     assert model.shift.grad is not None
     assert not torch.equal(model.shift, before)
 

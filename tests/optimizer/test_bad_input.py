@@ -263,3 +263,9 @@ def test_a_scripted_model_is_refused_with_the_way_out() -> None:
     scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
     with pytest.raises(ModelError, match=r"torch\.compile"):
         DDPNOpt(scripted)
+
+
+def test_a_model_of_complex_weights_alone_is_refused_with_the_reason_and_a_way_out() -> None:
+    model = nn.Linear(3, 2, dtype=torch.complex64)
+    with pytest.raises(ModelError, match=r"complex.*torch\.optim\.AdamW"):
+        DDPNOpt(model)

@@ -363,3 +363,28 @@ def test_a_step_that_is_repeated_with_a_smaller_share_starts_from_the_same_state
         if not again.report.shortened:
             distances.append(distance(a, c))
     assert min(distances) < 1e-8
+
+
+@pytest.mark.parametrize("statistics", [False, True], ids=["of each sample", "tracked"])
+def test_an_instance_norm_takes_the_step_of_a_group_norm_with_one_group_for_each_channel(statistics: bool) -> None:
+    def network(norm: nn.Module) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(2, 4, 3), norm, nn.ReLU(), nn.Conv2d(4, 3, 3), nn.Flatten(), nn.Linear(12, 3))
+
+    torch.manual_seed(0)
+    model = network(nn.InstanceNorm2d(4, affine=True, track_running_stats=statistics))
+    twin = network(nn.GroupNorm(4, 4))
+    twin.load_state_dict(model.state_dict(), strict=False)
+    x, y = torch.randn(6, 2, 6, 6), torch.arange(6) % 3
+    once = copy.deepcopy(model)
+    once(x)
+    for net in (model, twin):
+        opt = DDPNOpt(net)
+        for _ in range(4):
+            opt.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            opt.step()
+            if statistics and net is model and opt.report.step == 1:
+                torch.testing.assert_close(model[1].running_mean, once[1].running_mean)
+        assert opt.report.open_loop == []
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)

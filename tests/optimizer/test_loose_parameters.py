@@ -248,3 +248,61 @@ def test_a_model_of_loose_parameters_alone_is_trained_with_feedback() -> None:
         losses.append(loss.item())
     assert opt.report.open_loop == []
     assert losses[-1] < 0.2 * losses[0]
+
+
+@pytest.mark.parametrize("kind", ["tensor", "channel", "observed"])
+def test_quantised_weights_have_the_gradients_of_autograd(kind: str) -> None:
+    class Quantised(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(N, N)
+            on, zero = torch.ones(1, dtype=torch.int64), torch.zeros(N, dtype=torch.int32)
+            self.scale, self.zero, self.on = nn.Buffer(torch.full((N,), 0.05)), nn.Buffer(zero), nn.Buffer(on)
+            self.low, self.high = nn.Buffer(torch.full((N,), -0.3)), nn.Buffer(torch.full((N,), 0.3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            w = self.weight
+            if kind == "tensor":
+                w = torch.fake_quantize_per_tensor_affine(w, 0.05, 0, -8, 7)
+            elif kind == "channel":
+                w = torch.fake_quantize_per_channel_affine(w, self.scale, self.zero, 0, -8, 7)
+            else:
+                w = torch.fused_moving_avg_obs_fake_quant(
+                    w, self.on, self.on, self.low, self.high, self.scale, self.zero, 0.0, -8, 7, 0, True, True
+                )
+            return F.linear(x, w, self.bias)
+
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(N, N), nn.Tanh(), Quantised(), nn.Tanh(), nn.Linear(N, CLASSES))
+    x, y = torch.randn(2 * N, N), torch.arange(2 * N) % CLASSES  # the weight has half as many rows as there are samples
+    wanted = one_by_one(model, x, y)
+    opt = DDPNOpt(model)
+    F.cross_entropy(model(x), y).backward()
+    (recording,) = opt._capture.arrivals.take_all()
+    found = {r.name.removesuffix(".weight"): r.p_h for r in recording.layers if isinstance(r.layer, Given)}
+    assert set(found) == {"2", "2.bias"}
+    for name, p in found.items():
+        torch.testing.assert_close(p, wanted[name], rtol=1e-4, atol=1e-6)
+
+
+def test_a_bias_beside_a_weight_that_cannot_be_followed_takes_part() -> None:
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, w: Tensor) -> Tensor:
+            return w.sign()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+            return g
+
+    class Signs(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, Own.apply(self.weight), self.bias)
+
+    model = nn.Sequential(Signs(N, 2 * B), nn.Tanh(), nn.Linear(2 * B, CLASSES))
+    x, y = torch.randn(B, N), torch.arange(B) % CLASSES
+    opt = DDPNOpt(model)
+    F.cross_entropy(model(x), y).backward()
+    with pytest.warns(OpenLoopWarning, match=r"0\.weight\. "):
+        opt.step()
+    assert opt.report.open_loop == ["0.weight"]

@@ -28,6 +28,18 @@ def test_many_bad_steps_are_reported_once_with_the_recognised_loss_and_a_way_out
     assert "step(loss=loss)" in message
 
 
+def test_a_loss_whose_value_was_seen_is_not_asked_for() -> None:
+    troubles, report = Troubles(), Report(loss="unknown")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3 * WINDOW):
+            report.shortened += 1
+            troubles.after_step(report, seen=True)
+    (message,) = [str(w.message) for w in caught]
+    assert "step(loss=loss)" not in message
+    assert "larger batches" in message
+
+
 def test_a_few_bad_steps_are_not_worth_a_word() -> None:
     troubles, report = Troubles(), Report()
     with warnings.catch_warnings():

@@ -16,10 +16,19 @@ from torch import Tensor
 
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.given import Given
-from ddpnopt.trace.exchange import Inputs, changed, differs, halves, kind_of_layout, norms_in_eval, selected
+from ddpnopt.trace.exchange import (
+    Inputs,
+    changed,
+    differs,
+    halves,
+    kind_of_layout,
+    kind_of_repetition,
+    norms_in_eval,
+    selected,
+)
 from ddpnopt.trace.intercepting import Intercepting
 from ddpnopt.trace.layer_uses import leave
-from ddpnopt.trace.layout import BLOCKS, SINGLE, Layout
+from ddpnopt.trace.layout import BLOCKS, INTERLEAVED, SECOND, SINGLE, Layout
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
 
@@ -91,27 +100,41 @@ class Arrangement:
         changes = self._changes(recording, dim, batch)
         kinds: Kinds = {}
         missing: list[tuple[str, int]] = []
-        unchanged: list[tuple[str, int]] = []
+        unchanged: list[tuple[str, int, Tensor]] = []
         explained = 0
         counted: dict[str, int] = {}
+        of_rows: dict[int, set[str]] = {}  # the kinds of layers with so many rows in dimension 0
         for index, record in enumerate(recording.layers):
             use = counted[record.name] = counted.get(record.name, -1) + 1
+            if isinstance(record.layer, Given):  # its gradients have the rows of the layers that it has met
+                continue
             seen = [(half, change) for half, at, _ in changes if (change := at[index]) is not None]
             kind, certain = kind_of_layout(record, record.x, seen, batch)
-            kinds[record.name, use] = kind
+            still = bool(seen) and not any(bool(change.any()) for _, change in seen)
             explained += certain
+            if not certain and still:
+                kind, certain = kind_of_repetition(record, batch)
+            kinds[record.name, use] = kind
+            if certain and kind in (BLOCKS, INTERLEAVED):
+                of_rows.setdefault(len(record.x), set()).add(kind)
             if not certain and record.model_layer.required:
                 missing.append((record.name, use))
-            still = not any(bool(change.any()) for _, change in seen)
-            if seen and not certain and still and not record.model_layer.recurrent:  # whose first state may be zero
-                unchanged.append((record.name, use))
+            if not certain and still and not record.model_layer.recurrent:  # whose first state may be zero
+                unchanged.append((record.name, use, record.x))
+        as_others = [(r.name, 0, r.x) for r in recording.layers if isinstance(r.layer, Given)]
+        for name, use, x in [*as_others, *unchanged]:
+            found = of_rows.get(len(x), ())
+            if len(found) == 1:
+                kinds[name, use] = next(iter(found))
         for position, output in zip(recording.positions, recording.outputs, strict=True):
             seen = [(half, out[position]) for half, _, out in changes if position < len(out)]
             kinds["", position], _ = kind_of_layout(None, output, seen, batch)
         alike = len({len(record.x) for record in recording.layers}) == 1  # samples that the inputs do not show
-        if explained and not alike and set(missing) <= set(unchanged):
+        without = [(name, use) for name, use, _ in unchanged if kinds[name, use] is None]
+        missing = [each for each in missing if kinds[each] is None]
+        if explained and not alike and set(missing) <= set(without):
             missing = []
-            kinds.update((each, SHARED) for each in unchanged)
+            kinds.update((each, SHARED) for each in without)
         return kinds, len(missing)
 
     def _changes(
@@ -141,8 +164,14 @@ class Arrangement:
             use = counted[record.name] = counted.get(record.name, -1) + 1
             kind = kinds.get((record.name, use))
             layout = None if kind is None else Layout(kind, batch)
-            if isinstance(record.layer, Given) and dim != 0:
+            if isinstance(record.layer, Given) and dim != 0 and not recording.second:
                 continue  # its gradients were computed for dimension 0; autograd has that of the batch
+            if isinstance(record.layer, Given) and kind == BLOCKS and layout is not None:
+                _fold(record, layout)
+                kind = layout = None
+            elif isinstance(record.layer, Given) and layout is not None:
+                gone.append(record)  # a replay could not tell its rows
+                continue
             if layout is not None and layout.fits(record.layer, record.x) and kind != SHARED:
                 record.layouts = [layout]
             elif layout is not None or not len(record.x) == record.h_shape[0] == batch:
@@ -158,6 +187,9 @@ class Arrangement:
             record.x, record.layouts = record.model_layer.state_of(record.x), [None]
             record.x_version = record.x._version
             leave(record)
+        seconds = [record for record in kept if record.layouts[0] is not None and record.layouts[0].kind == SECOND]
+        firsts = [record for record in kept if record.layouts[0] is None and _keeps_second(record)]
+        self.playback.have_in_second(dim if len(seconds) > len(firsts) else None)
         known = [layer for layer in shared if layer.part_of is None and layer.name not in self.left]
         self.playback.loosen(known, batch)
         recording.layers = [record for record in kept if record.name not in partly]
@@ -216,14 +248,26 @@ def _group(recordings: list[Recording]) -> None:
         recording.group = size
         for record in recording.layers:
             if isinstance(record.layer, Given):
-                assert record.p_h is not None
-                record.p_h, record.x = layout.fold(record.p_h).sum(1), record.x[: batch // size]
-                record.h_shape, record.x_version = record.p_h.shape, record.x._version
+                _fold(record, layout)
             else:
                 record.layouts = [layout]
         for position, output in zip(recording.positions, recording.outputs, strict=True):
             if output.dim() and len(output) == batch:
                 recording.layouts[position] = layout
+
+
+def _keeps_second(record: LayerRecord) -> bool:
+    """Whether a layer would have the samples in dimension 1, in a model that has them there."""
+    inside = record.model_layer.part_of is not None  # attention transposes
+    own = not inside and not isinstance(record.layer, (Conv, Given))
+    return own and record.x.dim() > 1 + record.x.is_floating_point()
+
+
+def _fold(record: LayerRecord, layout: Layout) -> None:
+    """Add up the gradients that each sample has at a parameter in several rows."""
+    assert record.p_h is not None
+    record.p_h, record.x = layout.fold(record.p_h).sum(1), record.x[: layout.batch]
+    record.h_shape, record.x_version = record.p_h.shape, record.x._version
 
 
 def _without_batch(record: LayerRecord) -> bool:

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ddpnopt.trace.loose import tensors
 from ddpnopt.trace.loose_functions import PASSIVE
+from ddpnopt.trace.loose_values import tensors
 from ddpnopt.trace.model_layers import ModelLayer
 
 

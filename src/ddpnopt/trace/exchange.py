@@ -47,6 +47,19 @@ def kind_of_layout(
     return None, False
 
 
+def kind_of_repetition(record: LayerRecord, batch: int) -> tuple[str | None, bool]:
+    """The same for an input that changes with no sample, but has one copy for each: the queries of a decoder."""
+    if batch < 2:
+        return None, False
+    x, h = record.x, record.h_shape
+    kinds: list[str | None] = []
+    if x.dim() > 1 and len(x) == batch == h[0] and bool((x == x[:1]).all()):
+        kinds.append(None)
+    if Layout(SECOND, batch).fits(record.layer, x) and bool((x == x[:, :1]).all()):
+        kinds.append(SECOND)
+    return (kinds[0], True) if len(kinds) == 1 else (None, False)
+
+
 def _confined(change: Tensor, half: Tensor, kind: str | None) -> bool:
     """Whether entries change in the samples of `half`, and in no others; `change`: (dimension 0, dimension 1)."""
     batch = len(half)

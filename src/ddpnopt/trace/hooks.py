@@ -47,6 +47,8 @@ from ddpnopt.trace.unseen import Unseen
 from ddpnopt.trace.untouched import Untouched
 from ddpnopt.trace.weight_uses import Noted, WeightUses, can_be_noted
 
+COPIED = 2**20  # numbers of an output: of larger ones, such as the logits of many words, the copy would need memory
+
 
 class Capture(Intercepting):
     """Hooks on a model, the recording that they make, and its replays."""
@@ -178,7 +180,8 @@ class Capture(Intercepting):
             return output
         if recording.reads_variable:
             output = self._anchored(output)
-        alias = output.view_as(output)  # for the gradient of the loss alone, without that of later layers
+        # for the gradient of the loss alone, without that of later layers; changed in place, a view loses its hook
+        alias = output.clone() if output.numel() <= COPIED else output.view_as(output)
         on_gradient(alias, partial(arrived_at_output, recording, len(recording.q)))
         recording.outputs.append(output.detach())
         recording.positions.append(position)

@@ -15,9 +15,10 @@ from ddpnopt.linear.given import Given
 from ddpnopt.trace.direct_uses import DirectUses
 from ddpnopt.trace.fused import Fused, Holder, Interception
 from ddpnopt.trace.layer_uses import shared
-from ddpnopt.trace.loose import LARGEST, Made, Uses
+from ddpnopt.trace.loose import LARGEST, Uses
+from ddpnopt.trace.loose_values import Made
 from ddpnopt.trace.model_layers import ModelLayer
-from ddpnopt.trace.recording import EMPTY, LayerRecord, Recording, is_derivative
+from ddpnopt.trace.recording import EMPTY, LayerRecord, Recording, is_derivative, note_backward
 from ddpnopt.trace.replay import Playback
 
 
@@ -32,9 +33,16 @@ def _has_compiled_parts(model: nn.Module) -> bool:
 
 
 def _ignores(recording: weakref.ref[Recording]) -> bool:
-    """Whether a gradient is not that of the loss, or of a pass that nobody can step from any more."""
+    """Whether a gradient is not that of the loss, or of a pass that nobody can step from any more.
+
+    One that counts may be the first of its backward pass.
+    """
     alive = recording()
-    return alive is None or is_derivative(alive)
+    if alive is None or is_derivative(alive):
+        return True
+    if not alive.arrivals.part:
+        note_backward(alive)
+    return False
 
 
 class Intercepting(Playback):
@@ -53,6 +61,7 @@ class Intercepting(Playback):
         self._suspects: list[ModelLayer] = []  # layers whose weights the model may read past their forward
         self._suspected: set[ModelLayer] = set()  # all of them so far
         self._loosened: list[ModelLayer] = []  # those that were found to be, since the last step
+        self.second: int | None = None  # the inputs' dimension with samples, in a model that has them in dimension 1
         self.differentiates = False  # whether the model computes derivatives of itself in its forward pass
 
     def _enter(self, fused: Fused, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -75,8 +84,13 @@ class Intercepting(Playback):
             return  # compiled parts call functions that are not seen
         pass_ = weakref.proxy(recording)  # which has these uses: no cycle, so that it ends with its last use
         touch, samples = partial(self._touched, pass_), partial(Recording.samples, pass_, unknown=0)
+        recording.second = self.second is not None
+        if self.second is not None:
+            samples = partial(Recording.samples_of_inputs, pass_, self.second)
         constants, ignores = self._constants(recording), partial(_ignores, weakref.ref(recording))
-        recording.loose = Uses(self._loose, touch, samples, constants=constants, ignores=ignores)
+        recording.loose = Uses(
+            self._loose, touch, samples, constants=constants, ignores=ignores, second=recording.second
+        )
         self._intercept(self, recording.loose)
 
     def suspect(self, layers: Iterable[ModelLayer]) -> None:
@@ -91,6 +105,12 @@ class Intercepting(Playback):
         open_ = {p for each in (*self._suspects, *self._loosened) for p in each.parameters}
         self._loosened.clear()
         return [p for p in parameters if p not in open_]
+
+    def have_in_second(self, dim: int | None) -> None:
+        """From the next pass on loose parameters meet samples in dimension 1, those of this dimension of the inputs."""
+        if dim is not None and self.second is None:
+            self._loosened += self._loose.values()
+        self.second = dim
 
     def _watch_suspects(self, recording: Recording) -> None:
         if self._suspects and not recording.autocast[0] and not self.compiled and not _has_compiled_parts(self.model):

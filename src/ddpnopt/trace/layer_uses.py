@@ -125,7 +125,8 @@ def leave(record: LayerRecord) -> None:
     else:
         assert record.p_h is not None
         dtype = record.parameters[0].dtype
-        own = record.layer.grad(record.input_in(dtype), record.p_h.to(dtype))
+        p_h = widened(record.p_h, record.span, record.layer.weight_shape[0])
+        own = record.layer.grad(record.input_in(dtype), p_h.to(dtype))
     for p, grad in zip(record.parameters, own, strict=False):  # a frozen bias, or one without any use
         p.grad = grad if p.grad is None else p.grad + grad
 

@@ -31,6 +31,7 @@ from ddpnopt.trace.loose_functions import (
     EXPANDING,
     IN_PLACE,
     MEETING,
+    MEETING_SECOND,
     OF_PARAMETERS,
     PASSIVE,
     STACKED,
@@ -38,7 +39,19 @@ from ddpnopt.trace.loose_functions import (
     WITH_RULES,
 )
 from ddpnopt.trace.loose_rules import TRANSPOSED, gradients, of_linear, of_transposed_convolution
-from ddpnopt.trace.loose_samples import are_ids, as_choice, gives_one_to_each, has_samples, has_samples_behind, is_held
+from ddpnopt.trace.loose_samples import (
+    are_ids,
+    as_choice,
+    draws,
+    gives_one_to_each,
+    gives_one_to_each_second,
+    has_samples,
+    has_samples_behind,
+    is_held,
+    may_have_samples,
+    samples_of_second,
+)
+from ddpnopt.trace.loose_values import Made, replaced, tensors, value_of
 from ddpnopt.trace.recording import on_gradient
 
 LARGEST = 2**25  # numbers of the explicit gradients of one parameter; a larger one is left to the base optimizer
@@ -49,24 +62,6 @@ Touch = Callable[[nn.Parameter], None]
 
 class UseError(Exception):
     """A use from which the gradients of the samples cannot be computed."""
-
-
-@dataclass(eq=False)
-class Made:
-    """A tensor computed from parameters alone: a parameter itself, or how to compute it."""
-
-    roots: set[nn.Parameter]
-    parameter: nn.Parameter | None = None
-    func: Callable[..., Any] | None = None
-    args: Any = ()  # with tensors detached, and those computed from parameters replaced by what they are made of
-    kwargs: Any = None
-    index: int | None = None  # among several outputs
-    shape: tuple[int, ...] = ()
-    constant: Tensor | None = None  # what the model holds, or is computed from that alone; without roots
-
-    @classmethod
-    def of(cls, parameter: nn.Parameter) -> Made:
-        return cls({parameter}, parameter, shape=tuple(parameter.shape))
 
 
 @dataclass(eq=False)
@@ -81,24 +76,6 @@ class Meeting:
     versions: list[tuple[Tensor, int]]  # of the samples' tensors when the function ran
     dim: int = 0  # that has the samples
     gradient: Tensor | None = None
-
-
-def tensors(tree: Any) -> Iterable[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for part in tree:
-            yield from tensors(part)
-    elif isinstance(tree, dict):
-        yield from tensors(list(tree.values()))
-
-
-def replaced(tree: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(tree, (Tensor, Made)):
-        return change(tree)
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(replaced(part, change) for part in tree) if type(tree) in (tuple, list) else tree
-    return {key: replaced(part, change) for key, part in tree.items()} if isinstance(tree, dict) else tree
 
 
 class Watch(TorchFunctionMode):
@@ -155,8 +132,10 @@ class Uses(Watch):
         constants: Iterable[Tensor] = (),
         kept: bool = False,
         ignores: Callable[[], bool] = bool,
+        second: bool = False,
     ) -> None:
         super().__init__(parameters, touch)
+        self.second = second  # whether the model has its samples in dimension 1
         self.samples = samples  # their number, which is known by the time that a parameter meets them
         self.ignores = ignores  # whether the backward pass that is running is not that of the loss
         self.kept = kept  # whether outputs are cloned, so that they can be differentiated with respect to
@@ -217,17 +196,15 @@ class Uses(Watch):
             func, args = F.embedding, (args[1], args[0])
         if func is F.dropout and out is not args[0]:  # with the numbers that it has drawn
             func, args, kwargs = torch.mul, (args[0], (out / args[0]).detach().nan_to_num_()), {}
-        others = [(t.detach(), version) for t, version in before if not is_held(t) and has_samples(t, func, B)]
-        dim = 0
-        if not others and func in STACKED:
-            shapes = [made.shape for made in found if made.roots]
-            others = [(t.detach(), version) for t, version in before if has_samples_behind(t, func, shapes, B)]
-            dim = 1 if others else 0
+        others, dim, meets = self._samples_among(func, args, before, found, B)
         first = next(t for t in tensors((args, kwargs)) if id(t) in self.known and self.known[id(t)].roots)
         expands = func in EXPANDING and gives_one_to_each(first, outs[0], B)
+        if self.second and func in EXPANDING and not others:
+            expands = gives_one_to_each_second(first, outs[0], B)
+            dim = 1 if expands else 0
         chosen = func is Tensor.__getitem__ and self._is_choice(args, B)
-        if expands or chosen or (others and (dim or func in MEETING or func in IN_PLACE)):
-            if len(outs) > 1 or outs[0].dim() <= dim or outs[0].shape[dim] % B:
+        if expands or chosen or (others and meets):
+            if draws(func, args, kwargs) or len(outs) > 1 or outs[0].dim() <= dim or outs[0].shape[dim] % B:
                 self.left |= roots
                 return out
             kept = replaced(args, self._kept), replaced(kwargs, self._kept)
@@ -249,6 +226,25 @@ class Uses(Watch):
         else:
             self.left |= roots
         return out
+
+    def _samples_among(
+        self, func: Callable[..., Any], args: Any, before: list[tuple[Tensor, int]], found: list[Made], B: int
+    ) -> tuple[list[tuple[Tensor, int]], int, bool]:
+        """The arguments with samples and their versions, the dimension, and whether the function is known to fit."""
+        may = may_have_samples(func, args)
+        free = [(t, version) for t, version in before if may(t) and not is_held(t)]
+        if self.second:
+            dim = samples_of_second([t for t, _ in free], B)
+            if dim is None:
+                return [(t.detach(), version) for t, version in free if B in t.shape[:2]], 0, False
+            with_samples = [(t.detach(), version) for t, version in free if t.dim() > dim and t.shape[dim] == B]
+            return with_samples, dim, func in IN_PLACE or func in (MEETING_SECOND if dim else MEETING)
+        others = [(t.detach(), version) for t, version in free if has_samples(t, func, B)]
+        if others or func not in STACKED:
+            return others, 0, func in MEETING or func in IN_PLACE
+        shapes = [made.shape for made in found if made.roots]
+        others = [(t.detach(), version) for t, version in before if has_samples_behind(t, func, shapes, B)]
+        return others, 1 if others else 0, True
 
     def _is_lookup(self, args: Any, B: int) -> bool:
         """Whether rows of a table are chosen by ids of the samples: `table[ids]`."""
@@ -292,7 +288,7 @@ class Uses(Watch):
             plain = gradients(meeting.func, meeting.args, meeting.kwargs, g, Made, B)
             if plain is not None:
                 return [plain]
-        if (meeting.func in TRANSPOSED or meeting.func is F.linear) and not meeting.kwargs:
+        if (meeting.func in TRANSPOSED or meeting.func is F.linear) and not meeting.kwargs and not meeting.dim:
             rule = of_linear if meeting.func is F.linear else of_transposed_convolution
             of_both = rule(meeting.args, g, Made, B)
             if of_both is not None:
@@ -300,20 +296,22 @@ class Uses(Watch):
         values = [p.detach() for p in roots]
         per_sample: list[Tensor] = []  # arguments with samples, (B, k, …)
         places: dict[int, int] = {}
+        may = may_have_samples(meeting.func, meeting.args)
         for t in tensors((meeting.args, meeting.kwargs)):
             behind = meeting.dim == 1 and t.dim() > 1 and t.shape[1] == B
-            if id(t) not in places and (behind if meeting.dim else has_samples(t, meeting.func, B)):
+            if id(t) not in places and (behind if meeting.dim else may(t) and has_samples(t, meeting.func, B)):
                 places[id(t)] = len(per_sample)
                 per_sample.append(t.unflatten(meeting.dim, (B, -1)).movedim(meeting.dim, 0))
 
         def of_sample(sample: Tensor, parts: list[Tensor], q: Tensor) -> tuple[Tensor, ...]:
             def output(*u: Tensor) -> Tensor:
                 env: dict[Any, Tensor] = dict(zip(roots, u, strict=True))
-                change = partial(_value, env=env, places=places, parts=parts)
+                change = partial(value_of, env=env, places=places, parts=parts)
                 out: Tensor = meeting.func(*replaced(meeting.args, change), **replaced(meeting.kwargs, change))
                 if per_sample:
                     return out
-                return out.unflatten(0, (B, -1)).index_select(0, sample[None]).flatten(0, 1)
+                dim = meeting.dim
+                return out.unflatten(dim, (B, -1)).index_select(dim, sample[None]).flatten(dim, dim + 1)
 
             pull = torch.func.vjp(output, *values)[1]
             found: tuple[Tensor, ...] = pull(q)
@@ -330,21 +328,3 @@ class Uses(Watch):
             if meeting.gradient is not None:
                 wide = torch.promote_types(meeting.gradient.dtype, torch.float32)
                 meeting.gradient = meeting.gradient.to(wide) * factor
-
-
-def _value(t: Tensor | Made, *, env: dict[Any, Tensor], places: dict[int, int], parts: list[Tensor]) -> Tensor:
-    """An argument of a function, for one sample and other values of the parameters."""
-    if isinstance(t, Tensor):
-        return parts[places[id(t)]] if id(t) in places else t
-    if t.constant is not None:
-        return t.constant
-    key = t if t.parameter is None else t.parameter
-    if key in env:
-        return env[key]
-    if t.func is None:
-        assert t.parameter is not None
-        return t.parameter.detach()
-    change = partial(_value, env=env, places=places, parts=parts)
-    out = t.func(*replaced(t.args, change), **replaced(t.kwargs, change))
-    env[key] = out if t.index is None else out[t.index]
-    return env[key]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpnopt.trace.layer_uses import positions
-from ddpnopt.trace.loose_functions import PRODUCTS, ROWS, SUMS
+from ddpnopt.trace.loose_functions import OF_FIRST, PRODUCTS, ROWS, SUMS
 
 
 def is_held(t: Tensor) -> bool:
@@ -25,6 +25,19 @@ def has_samples(t: Tensor, func: Callable[..., Any], B: int) -> bool:
     if len(t) == B:
         return not positions(t)
     return func in ROWS and t.dim() == 2 and len(t) % B == 0 and t.is_floating_point()
+
+
+def may_have_samples(func: Callable[..., Any], args: Any) -> Callable[[Tensor], bool]:
+    """Which tensors among the arguments are no weights."""
+    first = args[0] if func in OF_FIRST and args else None
+    return lambda t: first is None or t is first
+
+
+def draws(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Whether a function draws random numbers, which another call would not draw again."""
+    if func is not F.scaled_dot_product_attention:
+        return False
+    return bool(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
 
 
 def has_samples_behind(t: Tensor, func: Callable[..., Any], values: list[tuple[int, ...]], B: int) -> bool:
@@ -42,12 +55,33 @@ def has_samples_behind(t: Tensor, func: Callable[..., Any], values: list[tuple[i
     )
 
 
+def samples_of_second(tensors: list[Tensor], B: int) -> int | None:
+    """Which dimension has the samples in a model that has them in dimension 1, as far as it keeps them there.
+
+    None if there are none, or if their number does not tell.
+    """
+    found = set()
+    for t in tensors:
+        least = 2 + t.is_floating_point()  # time, samples, features
+        if t.dim() >= least and t.shape[1] == B:
+            found.add(1 if len(t) != B else None)
+        elif t.dim() and len(t) == B and not positions(t):
+            found.add(0)
+    return found.pop() if len(found) == 1 else None
+
+
+def gives_one_to_each_second(value: Tensor, out: Tensor, B: int) -> bool:
+    """The same as below, for samples in dimension 1."""
+    return out.dim() == value.dim() > 1 and value.shape[1] == 1 < B == out.shape[1]
+
+
 def gives_one_to_each(value: Tensor, out: Tensor, B: int) -> bool:
     """Whether one value for all samples has become one for each, or B copies of its rows, one after the other."""
     rows = len(value) if value.dim() else 0
     if not out.dim():
         return False
-    return len(out) == B != rows or (out.dim() == value.dim() and rows > 1 and len(out) == B * rows)
+    new = out.dim() > value.dim()  # then dimension 0 has nothing but copies
+    return (len(out) == B and (new or rows != B)) or (not new and rows > 1 and len(out) == B * rows)
 
 
 def are_ids(ids: Any, B: int) -> bool:

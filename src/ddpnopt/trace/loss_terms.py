@@ -34,6 +34,7 @@ _LINEAR = {
     )
     for k in range(3)
 }  # fmt: skip
+_ALIASES = {"ViewBackward0", "CloneBackward0"}  # of the outputs
 _PRODUCTS = {"MulBackward0", "DivBackward0"}  # linear if only one factor has a gradient
 
 
@@ -167,7 +168,7 @@ def recording_of(node: Node) -> Recording | None:
     if uses is not None:
         found: Recording = uses.recording
         return found
-    marked: Recording | None = node.metadata.get(MARK) if node.name() == "ViewBackward0" else None
+    marked: Recording | None = node.metadata.get(MARK) if node.name() in _ALIASES else None
     return marked
 
 

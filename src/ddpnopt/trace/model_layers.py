@@ -219,9 +219,9 @@ def find_layers(
     if not layers and not loose:
         raise ModelError(
             "The model has no layer that DDPNOpt can control: it needs at least one nn.Linear or nn.Conv1d/2d/3d with "
-            "a trainable weight of its own (not shared, not parametrised, not excluded), or value='batch' or 'outer' "
-            "and any other trainable parameter. Leave one layer without spectral_norm or weight_norm, or use "
-            "torch.optim.AdamW for this model."
+            "a trainable weight of its own (not shared, parametrised, excluded or complex), or value='batch' or "
+            "'outer' and any other trainable parameter that is not complex. Leave one layer without spectral_norm or "
+            "weight_norm, or use torch.optim.AdamW for this model."
         )
     return [*layers, *loose]
 

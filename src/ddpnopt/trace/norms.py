@@ -32,12 +32,20 @@ def _batch(norm: Any, x: Tensor) -> Tensor:
     return F.batch_norm(x, norm.running_mean, norm.running_var, eps=norm.eps)
 
 
+def _instance(norm: Any, x: Tensor) -> Tensor:
+    """Of each channel of each sample, or with the running statistics as they are."""
+    if norm.training or norm.running_mean is None:
+        return F.instance_norm(x, eps=norm.eps)
+    return F.instance_norm(x, norm.running_mean, norm.running_var, use_input_stats=False, eps=norm.eps)
+
+
 # by the method that runs: a subclass with a forward of its own may do anything
 _NORMALISATIONS: dict[Any, tuple[Callable[[Any, Tensor], Tensor], bool]] = {  # and whether dimension 1 has the weights
     nn.LayerNorm.forward: (_layer, False),
     nn.RMSNorm.forward: (_rms, False),
     nn.GroupNorm.forward: (_group, True),
     nn.modules.batchnorm._BatchNorm.forward: (_batch, True),
+    nn.modules.instancenorm._InstanceNorm.forward: (_instance, True),
 }
 
 

@@ -53,7 +53,8 @@ def as_one(recordings: list[Recording]) -> Recording:
         first.args, first.kwargs, first.training, first.device, first.rng, first.autocast, first.arrivals,
         passes=recordings, links=_links(recordings),
     )  # fmt: skip
-    one.serial, one.task = first.serial, first.task
+    one.serial, one.task, one.second = first.serial, first.task, first.second
+    one.loose_rows = first.loose_rows if len({each.loose_rows for each in recordings}) == 1 else 0
     records: list[LayerRecord] = []
     for recording in recordings:
         for record in recording.layers:

@@ -101,6 +101,8 @@ class Recording:
     anchor: Any = None  # a node of the graph that the backward pass of a loss runs, and autograd.grad(…) does not
     source: Any = None  # … that does so where a first layer has read constant inputs; another backward pass tells
     loose: Uses | None = None  # the uses of parameters that belong to no layer
+    loose_rows: int = 0  # in how many rows their gradients were computed: one or several for each sample
+    second: bool = False  # whether they have met the samples in dimension 1
     group: int = 1  # samples that count as one, in a large batch
     scalars: list[int] | None = None  # the outputs with a gradient that are one number, once that has been asked
     # known after `finish`
@@ -141,11 +143,19 @@ class Recording:
                 return unknown if single else len(record.x)
         return next((len(t) for t in self.inputs if t.dim() and len(t)), unknown)
 
+    def samples_of_inputs(self, dim: int) -> int:
+        """Their number where this dimension of the inputs has them; zero if it tells nothing."""
+        first = next((t for t in self.inputs if t.dim() > dim and not t.is_nested), None)
+        if first is None or (first.dim() > 1 and first.shape[0] == first.shape[1]):
+            return 0  # as many steps as samples
+        return first.shape[dim]
+
     def add_loose(self) -> None:
         """Give the parameters that belong to no layer the gradients of their uses."""
         if self.loose is None:
             return
-        found, B = self.loose.gradients(), self.samples()
+        found, B = self.loose.gradients(), max(1, self.loose.samples())
+        self.loose_rows = B
         for record in self.layers:
             p = found.get(record.model_layer.weight)
             if isinstance(record.layer, Given) and p is not None:
@@ -242,12 +252,12 @@ def arrived_at_output(recording: Recording, index: int, grad: Tensor) -> None:
     if is_derivative(recording):
         return
     if recording.layers:  # not in a pass of other weights (functional_call)
-        _note_backward(recording)
+        note_backward(recording)
     q = recording.q[index]
     recording.q[index] = grad if q is None else q + grad
 
 
-def _note_backward(recording: Recording) -> None:
+def note_backward(recording: Recording) -> None:
     """At the first gradient of a backward pass: those of another one through the same pass add up, until a step."""
     task = torch._C._current_graph_task_id()
     if task == recording.task:
@@ -264,7 +274,7 @@ def _note_backward(recording: Recording) -> None:
 
 def arrived_at_input(recording: Recording, record: LayerRecord, grad: Tensor) -> None:
     if not is_derivative(recording):
-        _note_backward(recording)
+        note_backward(recording)
         record.p_x = grad if record.p_x is None else record.p_x + grad
 
 
@@ -275,7 +285,7 @@ def arrived_at_layer(recording: Recording, record: LayerRecord, grad: Tensor) ->
     if recording.arrivals.part:
         record.other_parts.append((recording.arrivals.part, p_h))
         return
-    _note_backward(recording)
+    note_backward(recording)
     if record.p_h is not None:
         record.p_h, record.p_h_dot_h = record.p_h + p_h, None
         return

@@ -238,9 +238,11 @@ class Playback:
         """The forward pass with a graph; the backward pass must come before the buffers, which norms use, are reset."""
         tape = Tape(recording)
         if self._has_loose(recording):
-            samples = recording.batch_size * recording.group
-            constants = self._constants(recording)
-            tape.loose = Uses(self._loose, self._touching(tape), lambda: samples, constants=constants, kept=True)
+            samples = recording.loose_rows or recording.batch_size * recording.group
+            touch, constants = self._touching(tape), self._constants(recording)
+            tape.loose = Uses(
+                self._loose, touch, lambda: samples, constants=constants, kept=True, second=recording.second
+            )
         with torch.enable_grad(), self._all_passes(recording, tape, tape.loose or nullcontext()):
             tape.check(recording)
             yield tape
