@@ -2,7 +2,7 @@
 
     PYTHONPATH=benchmarks ddpnopt bench suite --open --seeds 1 --out results/ablations --methods \
         ddpnopt,adam,ablations:no_memory,ablations:impatient,ablations:less_damping,ablations:diagonal,ablations:no_balance,\
-ablations:loss_not_seen,ablations:no_curvature,ablations:open_loop
+ablations:loss_not_seen,ablations:no_curvature,ablations:rolled_out,ablations:open_loop
 
 Each function takes a model and returns its optimizer. The constants are set for the duration of a step only, so that
 runs in one process do not disturb each other. `python benchmarks/ablations.py results/ablations/suite.csv` then shows
@@ -90,8 +90,13 @@ def no_curvature(model: nn.Module) -> DDPNOpt:
     return Changed(model, {(step_length.StepLength, "_measure"): lambda self, *_: setattr(self, "kappa", 1.0)})
 
 
+def rolled_out(model: nn.Module) -> DDPNOpt:
+    """A second forward pass in every step."""
+    return DDPNOpt(model, closed_loop=True)
+
+
 def open_loop(model: nn.Module) -> DDPNOpt:
-    """The open-loop part k alone, without the second sweep and without a measured curvature."""
+    """The plan alone: no step has a second forward pass, so that there is no measured curvature."""
     return DDPNOpt(model, closed_loop=False)
 
 
