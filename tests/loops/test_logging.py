@@ -60,7 +60,7 @@ def test_the_printer_tells_the_step_the_prediction_and_each_layer() -> None:
 def test_without_diagnostics_the_counters_remain() -> None:
     model = network()
     opt = DDPNOpt(model)
-    counters = {"shortened": 0.0, "undone": 0.0, "skipped": 0.0}
+    counters = {"shortened": 0.0, "undone": 0.0, "planned": 0.0, "skipped": 0.0}
     assert steps(opt, model, 1)[0] == {**counters, "fraction": opt.report.fraction, "kappa": opt.report.kappa}
     assert steps(DDPNOpt(model, lr=3), model, 1)[0] == counters, "a fixed damping asks for nothing"
 
