@@ -25,7 +25,7 @@ from ddpnopt.ddp import balance, step_length
 from ddpnopt.ddp.value import scale_free
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.linear import Linear
-from ddpnopt.trace.recording import Arrivals
+from ddpnopt.trace.arrivals import Arrivals
 
 Constants = Mapping[tuple[Any, str], Any]
 
