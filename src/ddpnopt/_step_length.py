@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddpnopt._checks import ADVICE, not_finite
 from ddpnopt.ddp.step_length import REACH, RESOLUTION, SHRINK, Evidence
@@ -143,10 +144,37 @@ def take_back_if_wrong(step: Step) -> bool:
         return False
     judged = step.certain and opt._rollouts.planned == 0
     opt._rollouts.doubt()
-    if judged or not take_back(opt, 1.0):
+    if judged or _is_cleared(step) or not take_back(opt, 1.0):
         return False
     opt._length.retreat()
     return True
+
+
+def _is_cleared(step: Step) -> bool:
+    """Whether the batch is the surprise, and not the last step: before it the loss of this batch was large as well.
+
+    The last step is judged on this batch as a roll-out judges one on its own. A guess of the loss cannot judge it.
+    """
+    now, recording = step._batch_loss(), step.recording
+    if not step.certain or now is None or recording is None:  # in all processes alike
+        return False
+    parts = [pair for _, parameters, update in _last_updates(step.opt) for pair in zip(parameters, update, strict=True)]
+    weights = [p.detach().clone() for p, _ in parts]
+    for p, part in parts:
+        p.detach().add_(part)
+    before = step._batch_loss(step.passes.replay(recording, lambda t, x: None))
+    for (p, _), weight in zip(parts, weights, strict=True):
+        p.detach().copy_(weight)
+    return before is not None and step._total(now) <= (1 + TOLERATED) * step._total(before)
+
+
+def _last_updates(opt: DDPNOpt) -> Iterator[tuple[dict[str, Any], list[nn.Parameter], list[Tensor]]]:
+    """State and parameters of each layer, and old minus new weights of the last step, where they are known."""
+    for layer in opt._capture.layers:
+        state = opt.state.get(layer.parameters[0], {})
+        update = state.get("update")
+        if update is not None and len(update) == len(layer.parameters):  # no bias has been frozen or unfrozen since
+            yield state, layer.parameters, update
 
 
 def take_back(opt: DDPNOpt, share: float) -> bool:
@@ -154,19 +182,16 @@ def take_back(opt: DDPNOpt, share: float) -> bool:
 
     Weight decay, which `keep_update` leaves out, stays: it does not follow from the loss that has misled the step.
     """
-    known = False
+    known = list(_last_updates(opt))
     for layer in opt._capture.layers:
-        state = opt.state.get(layer.parameters[0], {})
-        update = state.pop("update", None)
-        state.pop("combined_update", None)
-        if update is None or len(update) != len(layer.parameters):  # a bias has been frozen or unfrozen since
-            continue
-        known = True
-        for p, part in zip(layer.parameters, update, strict=True):
+        for kept in ("update", "combined_update"):
+            opt.state.get(layer.parameters[0], {}).pop(kept, None)
+    for state, parameters, update in known:
+        for p, part in zip(parameters, update, strict=True):
             p.detach().add_(part, alpha=share)
         if share < 1:
             state["update"] = [(1 - share) * part for part in update]
-    return known
+    return bool(known)
 
 
 def keep_update(step: Step) -> None:

@@ -115,25 +115,50 @@ def test_roll_outs_become_rarer_while_they_confirm_the_plan_and_one_that_does_no
     assert rollouts.is_due
 
 
-def test_a_planned_step_after_which_the_loss_is_far_too_large_is_taken_back() -> None:
+def after_a_planned_step(data: list[tuple[Tensor, Tensor]]) -> tuple[nn.Sequential, DDPNOpt, list[Tensor]]:
+    """A network in training whose last step was a planned one, and its weights before that step."""
     torch.manual_seed(0)
     model = network()
     opt = DDPNOpt(model)
-    data = batches(60)
     losses_of(model, data, opt)
     before: list[Tensor] = []
-    while not before or opt._rollouts.planned == 0:  # until the last step was a planned one
+    while not before or opt._rollouts.planned == 0:
         before = [p.detach().clone() for p in model.parameters()]
         losses_of(model, data[:1], opt)
+    return model, opt, before
+
+
+def test_a_planned_step_after_which_the_loss_is_far_too_large_is_taken_back() -> None:
+    data = batches(60)
+    model, opt, before = after_a_planned_step(data)
+    change = 30 * torch.randn(3)
     with torch.no_grad():  # as if the step had led there
-        change = 30 * torch.randn(3)
         model[-1].bias += change
+    state = opt.state[model[-1].weight]
+    state["update"] = [state["update"][0], state["update"][1] - change]
     losses_of(model, data[1:2], opt)
-    model[-1].bias.data -= change
     for p, old in zip(model.parameters(), before, strict=True):
         torch.testing.assert_close(p.detach(), old, rtol=1e-4, atol=1e-5)
     assert opt._rollouts.is_due
     assert opt.report.undone == 1
+
+
+def test_a_batch_whose_loss_was_as_large_before_the_step_does_not_take_it_back(replays: list[int]) -> None:
+    data = batches(60)
+    model, opt, _ = after_a_planned_step(data)
+    twin, other, _ = after_a_planned_step(data)
+    x, y = data[1]
+    odd, passes = [(30 * x, (y + 1) % 3)], [replays[0]]
+    losses_of(model, odd, opt)
+    passes.append(replays[0])
+    assert opt.report.undone == 0
+    other._rollouts.doubt()  # the step that follows is one without a surprise
+    other._length.seen = 0
+    losses_of(twin, odd, other)
+    passes.append(replays[0])
+    assert passes[1] - passes[0] == passes[2] - passes[1] + 1, "one pass with the weights before the last step"
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def test_losses_that_stay_large_are_expected_soon() -> None:
