@@ -80,9 +80,9 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
         planned = step.planned and step.loss_before is not None
         length.learn(found, step.asked, step.fraction, change, planned=planned, steps=1 + rollouts.planned)
         if not step.planned and step.value is not None:
-            rollouts.observe(step.value.reaction(), error, length.kappa / kappa)
+            rollouts.observe(step.asked, step.value.reaction(), error, length.kappa / kappa)
     if step.planned:
-        rollouts.follow()
+        rollouts.follow(step.asked)
     if step.rest:
         share = math.inf if step.certain else _mean_share_changed(step, norms)  # the bound needs a loss with a minimum
         step.opt._parameters.update_by_distance(step.rest, step.opt._distance, share)

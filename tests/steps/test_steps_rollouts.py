@@ -106,13 +106,26 @@ def test_roll_outs_become_rarer_while_they_confirm_the_plan_and_one_that_does_no
     for _ in range(5):
         planned = 0
         while not rollouts.is_due:
-            rollouts.follow()
+            rollouts.follow(1.0)
             planned += 1
         between.append(planned)
-        rollouts.observe(0.0, 0.0, 1.0)
+        rollouts.observe(1.0, 0.0, 0.0, 1.0)
     assert between == [0, 1, 3, 7, 7]
-    rollouts.observe(*found)
+    rollouts.observe(1.0, *found)
     assert rollouts.is_due
+
+
+def test_after_a_step_longer_than_the_last_one_rolled_out_the_next_is_rolled_out() -> None:
+    rollouts = Rollouts(LONGEST)
+    for _ in range(3):
+        rollouts.observe(0.1, 0.0, 0.0, 1.0)
+    rollouts.follow(0.1)
+    assert not rollouts.is_due
+    rollouts.follow(0.11 * SETTLED)
+    assert rollouts.is_due
+    rollouts.observe(0.11 * SETTLED, 0.0, 0.0, 1.0)
+    rollouts.follow(0.11 * SETTLED)
+    assert not rollouts.is_due, "the length is a known one"
 
 
 def after_a_planned_step(data: list[tuple[Tensor, Tensor]]) -> tuple[nn.Sequential, DDPNOpt, list[Tensor]]:

@@ -8,17 +8,19 @@ every stage has the solution y of the first one,
 so that all updates are known without a second forward pass: the *plan*. A roll-out of the new weights shows how far the
 layers' reactions to the true states lead away from it, and the true loss after the step, from which kappa comes
 (`ddp.step_length`). While both confirm what was known before, the next steps follow the plan, twice as many each time,
-and a single roll-out that does not confirm it brings all of them back.
+and a single roll-out that does not confirm it brings all of them back. What it says holds for steps of its length:
+after a longer one the next is rolled out.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 LONGEST = 8  # steps from one roll-out to the next, at most
 REACTED = 1.0  # difference of the samples' weights from the plan, relative to it, up to which it is confirmed
 TRUSTED = 0.15  # error of the predicted decrease, relative to it, up to which it is
-SETTLED = 1.25  # factor by which kappa may change
+SETTLED = 1.25  # factor by which kappa may change, and by which a step may be longer than the last one rolled out
 
 
 @dataclass
@@ -28,22 +30,27 @@ class Rollouts:
     longest: int  # interval; 1: each step is rolled out
     interval: int = 1  # steps from the last roll-out to the next one
     planned: int = 0  # steps since the last one
+    length: float = math.inf  # of the last one: the fraction that it asked for
 
     @property
     def is_due(self) -> bool:
         """Whether the next step is to be rolled out."""
         return self.planned + 1 >= self.interval
 
-    def follow(self) -> None:
-        """A step has followed the plan."""
+    def follow(self, length: float) -> None:
+        """A step that asked for this fraction has followed the plan."""
         self.planned += 1
+        if length > SETTLED * self.length:
+            self.interval = min(self.interval, self.planned + 1)
 
-    def observe(self, reaction: float, error: float, kappa: float) -> None:
-        """Take in a roll-out: how far the layers have reacted, how far the loss was from its prediction.
+    def observe(self, length: float, reaction: float, error: float, kappa: float) -> None:
+        """Take in a roll-out of a step that asked for the fraction `length`.
 
-        `reaction` is relative to the plan, `error` to the decrease that the step promised; `kappa` is the factor by
-        which its running estimate has changed.
+        `reaction` is how far the layers have reacted, relative to the plan, `error` how far the loss was from its
+        prediction, relative to the decrease that the step promised; `kappa` is the factor by which its running estimate
+        has changed.
         """
+        self.length = length
         confirmed = reaction <= REACTED and abs(error) <= TRUSTED and 1 / SETTLED <= kappa <= SETTLED
         self.interval = min(2 * self.interval, self.longest) if confirmed else 1
         self.planned = 0
@@ -52,10 +59,11 @@ class Rollouts:
         """Something has gone wrong: roll out the next steps."""
         self.interval, self.planned = 1, 0
 
-    def state(self) -> dict[str, int]:
+    def state(self) -> dict[str, float]:
         """For a checkpoint: plain numbers."""
-        return {"interval": self.interval, "planned": self.planned}
+        return {"interval": self.interval, "planned": self.planned, "length": self.length}
 
-    def load(self, state: dict[str, int]) -> None:
+    def load(self, state: dict[str, float]) -> None:
         """Continue from a checkpoint, within what the options allow."""
-        self.interval, self.planned = min(state.get("interval", 1), self.longest), state.get("planned", 0)
+        self.interval, self.planned = min(int(state.get("interval", 1)), self.longest), int(state.get("planned", 0))
+        self.length = state.get("length", math.inf)
