@@ -60,6 +60,9 @@ class DerivativeStep(Step):
     def _take(self) -> tuple[Recording | None, Passes]:
         return self.joint.recording, self.opt._capture
 
+    def _to_be_finite(self) -> list[Tensor | None]:
+        return [record.p_h for record in self.layers]
+
     def _rescale(self, recording: Recording) -> None:
         opt = self.opt
         if not opt._capture.skip_weight_grads:

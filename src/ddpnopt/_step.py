@@ -119,11 +119,18 @@ class Step:
         if opt.feedback and opt.steps % DEAD_EVERY == DEAD_EVERY - 1 and (dead := dead_layers(self.layers)):
             opt._troubles.without_gradient(dead)
         others = *self.rest, *(p for layer in self.known for p in layer.parameters)
-        gradients = (*(record.p_h for record in self.layers), *(p.grad for p in others))
+        gradients = (*self._to_be_finite(), *(p.grad for p in others))
         self._gradient_sum = finite_sum([g for g in gradients if g is not None])
 
     def _take(self) -> tuple[Recording | None, Passes]:
         return one_recording(self.opt, alone=self.group is None)
+
+    def _to_be_finite(self) -> list[Tensor | None]:
+        """The recorded gradients to look at; of a step without scales the Gram matrices show those inside the model."""
+        recording = self.recording
+        if self.opt.form.scale_free and self.group is None and recording is not None and recording.used_outputs:
+            return recording.q
+        return [record.p_h for record in self.layers]
 
     # -- agree -------------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ def choose_fraction(step: Step, value: ScaleFree, shorter: float) -> None:
         found = value.evidence()
     # it would stay in the running estimates for ever
     if not math.isfinite(found.loss + found.own + found.own_curvature + found.unseen + found.unseen_curvature):
-        raise not_finite("the Gram matrix of the samples' gradients", ADVICE)
+        raise not_finite("a gradient inside the model, or the Gram matrix of all,", ADVICE)
     if step.evidence is None:  # not in a repetition
         if slope is not None and found.loss > 0:
             length.feel(slope / found.loss)

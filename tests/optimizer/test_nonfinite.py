@@ -135,3 +135,38 @@ def test_a_gradient_whose_square_overflows_is_skipped_or_survived(curvature: str
     opt.step()
     assert all(p.isfinite().all() for p in model.parameters())
     assert opt.report.skipped == 0 or same(before, model)
+
+
+class Spoils(nn.Module):
+    """The identity, whose gradient can be made not finite at one number."""
+
+    factor: float | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.factor is not None and x.requires_grad:
+            spoilt = torch.ones_like(x)
+            spoilt.view(-1)[-1] = self.factor
+            x.register_hook(spoilt.mul)
+        return x * 1.0
+
+
+@pytest.mark.parametrize("steps", [2, 30])
+@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("network", "data"), [(fcn, vectors), (cnn, images)])
+def test_without_lr_a_gradient_inside_the_model_leaves_weights_and_state(
+    network: Callable[[], nn.Module], data: Callable[[], tuple[Tensor, Tensor]], factor: float, steps: int
+) -> None:
+    spoils = Spoils()
+    layers = list(network().children())
+    model = nn.Sequential(*layers[:2], spoils, *layers[2:])
+    opt = DDPNOpt(model)
+    train(model, opt, data, steps)
+    spoils.factor = factor
+    before, state = weights(model), snapshot(opt.state_dict())
+    opt.zero_grad()
+    x, y = data()
+    F.cross_entropy(model(x), y).backward()
+    with pytest.raises(NonFiniteError, match=r"not finite.*on_nonfinite='skip'"):
+        opt.step()
+    assert same(before, model)
+    assert equal(state, opt.state_dict())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddpnopt.ddp.stage import COPIED, Stage
+from ddpnopt.ddp.stage import COPIED, Stage, change
 from ddpnopt.linear.linear import Linear
 
 WIDE = (160, 128)
@@ -24,7 +24,7 @@ def changed(share: float, dtype: torch.dtype = torch.float32) -> tuple[Stage, li
     weights = [torch.randn(WIDE).to(dtype), torch.randn(WIDE[0]).to(dtype)]
     before, update = [w.clone() for w in weights], [share * torch.randn_like(w) for w in weights]
     stage = stage_of(weights, 1.0)
-    stage.change_by(update)
+    change([stage], [update])
     return stage, before, weights
 
 

@@ -78,6 +78,18 @@ class Root:
         found = _left(basis * inside, _left(basis.T, columns))
         return found.addcmul_(columns, rest).view(a.shape)
 
+    def squared(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        """The square of the root applied to the rows of a, (B, n), and their inner products with a, (B,)."""
+        if self.dense:
+            raised = self.times(a, -1, 2)
+            return raised, torch.linalg.vecdot(a, raised)
+        inside, rest = (in_precision(levels, a.dtype) for levels in self.power(2))
+        basis = in_precision(self.kept["basis"], a.dtype)
+        parts = a @ basis
+        scaled = parts * inside
+        squares = torch.linalg.vector_norm(a, dim=1).square_().mul_(rest).add_(torch.linalg.vecdot(parts, scaled))
+        return (scaled @ basis.T).addcmul_(a, rest), squares
+
     def apart(self, a: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         """a in the directions of the root, moved to the end, and the square of the root in each of them.
 

@@ -167,8 +167,9 @@ class SketchedProducts(OuterProducts, _KnownSteps):
     """A linear layer on (B, n) inputs: inner products of the combinations, each sample's with its exact norm."""
 
     def __init__(self, layer: Linear, x: Tensor, p: Tensor, balance: Mixing, samples: int) -> None:
-        super().__init__(layer, x, p, balance)
-        self.balance, self.k = balance, combinations(layer, samples)
+        self.layer, self.x, self.p, self.balance, self.k = layer, x, p, balance, combinations(layer, samples)
+        self.raised_x, self._squares_x = balance.input_root.squared(x)
+        self.raised_p, self._squares_p = balance.output_root.squared(p)
         self._x, self._p = self._inputs(x), _combined(balance.output_root, p, -1, self.k)
         _KnownSteps.__init__(self, (self._p.shape[1], self._x.shape[1]), layer.weight_dims)
 
@@ -176,7 +177,7 @@ class SketchedProducts(OuterProducts, _KnownSteps):
         return _combined(self.balance.input_root, x, -1, self.k)
 
     def combined(self) -> RankOne:
-        x, p = _with_norms(self._x, self.x, self.raised_x), _with_norms(self._p, self.p, self.raised_p)
+        x, p = _with_norms(self._x, self._squares_x), _with_norms(self._p, self._squares_p)
         return RankOne(replace(self.layer, weight_shape=(p.shape[1], x.shape[1])), x, p)
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
@@ -210,8 +211,7 @@ def _step_combined(dims: tuple[int, int], balance: Mixing, weight: Tensor, k: in
     return weight
 
 
-def _with_norms(combined: Tensor, a: Tensor, raised: Tensor) -> Tensor:
+def _with_norms(combined: Tensor, squares: Tensor) -> Tensor:
     """Combinations of each sample's features, scaled to the norm of all of them, <a, R^2 a>^1/2."""
-    squares = torch.linalg.vecdot(a, raised).clamp_min_(0)
     own = torch.linalg.vecdot(combined, combined).clamp_min_(torch.finfo(combined.dtype).tiny)
-    return combined * (squares / own).sqrt_()[:, None]
+    return combined * (squares.clamp_min(0) / own).sqrt_()[:, None]

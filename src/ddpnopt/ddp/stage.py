@@ -83,25 +83,14 @@ class Stage:
         """Copy the nominal weights before they are changed."""
         self.u, self.kept, self.changed = [w.clone() for w in self.weights], True, True
 
-    def change_by(self, update: Parts) -> None:
-        """weights <- weights - update. A large layer has no copy of the old ones if adding the update gives them back.
+    @property
+    def is_precise(self) -> bool:
+        """Whether the weights change by what is subtracted from them, up to rounding."""
+        return self.weights[0].dtype.itemsize >= 4
 
-        Such a copy would take as much memory as the weights, and as long as the subtraction. (An accelerator would have
-        to be waited for to know.)
-        """
-        weight = self.weights[0]
-        precise, waits = weight.dtype.itemsize >= 4, weight.device.type != "cpu"
-        if not precise or waits or weight.numel() < COPIED or not self._is_small(update):
-            self.keep_weights()
-        torch._foreach_sub_(self.weights, update)
-        self.update, self.changed = update, True
-        if not precise:  # what rounding leaves of it
-            self.update = list(torch._foreach_sub(self.u, self.weights))
-
-    def _is_small(self, update: Parts) -> bool:
-        """Whether the layer changes by no more than its size, so that rounding leaves what was there."""
-        self.norms = stacked(torch._foreach_norm(update)).tolist()
-        return math.hypot(*self.norms) <= self.size * self.weights[0].numel() ** 0.5
+    def _is_small(self) -> bool:
+        """Whether the layer changes by no more than its size, so that adding the update gives back what was there."""
+        return self.norms is not None and math.hypot(*self.norms) <= self.size * self.weights[0].numel() ** 0.5
 
     def restore(self) -> None:
         """Give the weights their nominal values again."""
@@ -156,6 +145,28 @@ class Stage:
                 self.layer, self.x, self.p_h[0], self.balance, others=self.batch, recompute=self.recompute
             )
         return self._balanced
+
+
+def change(stages: list[Stage], updates: list[Parts]) -> None:
+    """weights <- weights - update. A large layer has no copy of the old ones if adding the update gives them back.
+
+    Such a copy would take as much memory as the weights, and as long as the subtraction. (An accelerator would have to
+    be waited for to know.)
+    """
+    parts = [part for update in updates for part in update]
+    # those of all stages take one call; that of a single small one would be no use here
+    if parts[0].device.type == "cpu" and (len(stages) > 1 or stages[0].weights[0].numel() >= COPIED):
+        norms = iter(stacked(torch._foreach_norm(parts)).tolist())
+        for stage, update in zip(stages, updates, strict=True):
+            stage.norms = [next(norms) for _ in update] if stage.is_precise else None
+    for stage in stages:
+        if stage.weights[0].numel() < COPIED or not stage._is_small():
+            stage.keep_weights()
+    torch._foreach_sub_([weight for stage in stages for weight in stage.weights], parts)
+    for stage, update in zip(stages, updates, strict=True):
+        # in half precision what rounding leaves of it
+        stage.update = update if stage.is_precise else list(torch._foreach_sub(stage.u, stage.weights))
+        stage.changed = True
 
 
 @dataclass(eq=False)

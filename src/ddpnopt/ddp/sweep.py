@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ddpnopt.curvature.base import Curvature, Seen, State
 from ddpnopt.curvature.diagonal import Identity
-from ddpnopt.ddp.stage import Direction, Displacement, Policy, Stage
+from ddpnopt.ddp.stage import Direction, Displacement, Policy, Stage, change
 from ddpnopt.ddp.value.base import ValueFunction
 from ddpnopt.linear.layer import Layer, Parts, inner, norm
 from ddpnopt.linear.metric import IDENTITY, Metric
@@ -89,9 +89,23 @@ def forward_pass(
 
     if replay is not None:
         return replay(control, observe if ledger else None)
+    if log is None and displacement.once and all(stage.balance is not None for stage in stages):
+        _follow_plan(stages, policies)
+        return None
     for t in range(len(stages)):
         control(t, None)
     return None
+
+
+def _follow_plan(stages: list[Stage], policies: Policies) -> None:
+    """All stages at once: nothing is between them that would have to see the weights of those before."""
+    updates = []
+    for t, stage in enumerate(stages):
+        policy, metric = policies[t]
+        updates.append(_balanced_update(stage, policy(None)))
+        policies[t] = (_freed, metric)
+        stage.free()
+    change(stages, updates)
 
 
 def _freed(x_hat: Tensor | None) -> Direction:
@@ -119,6 +133,11 @@ def _update_balanced(stage: Stage, d: Direction, policy: Policy, log: Log | None
         open_loop = policy(None).parts()
         feedback = [a - b for a, b in zip(d.parts(), open_loop, strict=True)]
         log[stage.name] = LayerReport(*(stage.eta * norm(part) for part in (open_loop, feedback, d.parts())))
+    change([stage], [_balanced_update(stage, d)])
+
+
+def _balanced_update(stage: Stage, d: Direction) -> Parts:
+    """eta M^-1 d and the prior: old minus new weights."""
     if stage.prior:
         (share, step), *others = stage.prior
         update = d.plus(step, stage.fraction * share, stage.eta)
@@ -126,12 +145,12 @@ def _update_balanced(stage: Stage, d: Direction, policy: Policy, log: Log | None
             torch._foreach_add_(update, step, alpha=stage.fraction * share)
     else:
         update = list(torch._foreach_mul(d.parts(), stage.eta))
-    stage.change_by(update)
     sketched = stage.sketched
-    if sketched is not None and stage.update is update and d.w is not None and stage.peers.alone:
+    if sketched is not None and stage.is_precise and d.w is not None and stage.peers.alone:
         steps = [(stage.fraction * share, step) for share, step in stage.prior]
         stage.combined = sketched.sum_of(d.w, stage.eta, steps)
         sketched.know(update, stage.combined)
+    return update
 
 
 def descend(

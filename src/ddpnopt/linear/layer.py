@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddpnopt.linear.sample_gradients import ByPlaces, Explicit, SampleGradients
 
 Parts = list[Tensor]
-BLOCK = 128  # rows of the smallest blocks of a symmetric product
+BLOCK = 256  # rows of the smallest blocks of a symmetric product: smaller ones take longer than the work they save
 FEW = 32  # rows of a matrix that is multiplied with itself sooner than with many vectors
 SMALLEST, LARGEST = 1e-12, 1e12  # numbers whose squares, and sums of them, are numbers of single precision
 DOTTED = 2**19  # numbers of each factor that are multiplied at once in inner products

@@ -122,16 +122,21 @@ class RowsOfIds:
         those = self if other is None else other
         left = self._scaled(metric)
         right = left if other is None else other._scaled(metric)
-        ids, positions = torch.unique(torch.cat([self.id, those.id]), return_inverse=True)
-        mine, theirs = positions.split([len(self.id), len(those.id)])
+        if other is None:
+            ids, mine = torch.unique(self.id, return_inverse=True)
+            theirs = mine
+        else:
+            ids, positions = torch.unique(torch.cat([self.id, those.id]), return_inverse=True)
+            mine, theirs = positions.split([len(self.id), len(those.id)])
         if len(left) * len(right) < self.samples * those.samples * len(ids):  # few ids per sample
             return self._over_pairs(left, right, those)
         K = left.new_zeros(self.samples, those.samples)
         some = max(1, HELD // ((self.samples + those.samples) * left.shape[1]))  # ids at once
         for start in range(0, len(ids), some):
             n = min(some, len(ids) - start)
-            a = _dense(left, self.sample, mine - start, self.samples, n)
-            b = a if other is None else _dense(right, those.sample, theirs - start, those.samples, n)
+            dense = _dense if n == len(ids) else _dense_part  # mostly all at once
+            a = dense(left, self.sample, mine - start, self.samples, n)
+            b = a if other is None else dense(right, those.sample, theirs - start, those.samples, n)
             K.addmm_(a, b.T)
         return K
 
@@ -157,8 +162,12 @@ class RowsOfIds:
 
 
 def _dense(values: Tensor, sample: Tensor, position: Tensor, samples: int, n: int) -> Tensor:
-    """The rows of the ids at positions 0 … n-1, explicitly: (samples, n d)."""
+    """The rows of n ids explicitly, each at its position: (samples, n d)."""
+    found = values.new_zeros(samples * n, values.shape[1])
+    return found.index_copy_(0, sample * n + position, values).view(samples, -1)
+
+
+def _dense_part(values: Tensor, sample: Tensor, position: Tensor, samples: int, n: int) -> Tensor:
+    """The same of the ids at positions 0 … n-1 alone."""
     here = (position >= 0) & (position < n)
-    found = values.new_zeros(samples, n, values.shape[1])
-    found[sample[here], position[here]] = values[here]
-    return found.flatten(1)
+    return _dense(values[here], sample[here], position[here], samples, n)

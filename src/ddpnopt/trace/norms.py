@@ -61,17 +61,20 @@ def normalised(module: nn.Module, x: Tensor) -> Tensor:
 
 
 Statistics = tuple[Tensor, Tensor]
-"""The mean of each channel and one over its deviation."""
+"""The mean and one over the deviation: of each channel, (C,), or of each place, with as many dimensions as x."""
 
 
 def statistics(h: Tensor) -> Statistics | None:
-    """Those of the batch that a batch norm has just normalised, if autograd has saved them."""
+    """Those by which a batch norm or a layer norm has just normalised, if autograd has saved them."""
     node: Any = h.grad_fn
-    saved = type(node).__name__ == "NativeBatchNormBackward0" and node._saved_training and saves_as_usual()
-    return (node._saved_result1, node._saved_result2) if saved else None
+    kind = type(node).__name__
+    saved = kind == "NativeLayerNormBackward0" or (kind == "NativeBatchNormBackward0" and node._saved_training)
+    return (node._saved_result1, node._saved_result2) if saved and saves_as_usual() else None
 
 
 def normalised_by(known: Statistics, x: Tensor) -> Tensor:
-    """x^ of a batch norm: in less than half the time, since they need not be computed again."""
+    """x^ of such a norm: in less than half the time, since they need not be computed again."""
+    if known[0].dim() == x.dim():
+        return (x - known[0]).mul_(known[1])
     mean, scale = (each.view(-1, *[1] * (x.dim() - 2)) for each in known)
     return torch.addcmul(-mean * scale, x, scale)

@@ -49,7 +49,7 @@ class LayerRecord:
     span: tuple[int, int] | None = None  # of the outputs that were computed; None: all
     layouts: list[Layout | None] = field(default_factory=lambda: [None])  # of each use: if not in dimension 0
     other_parts: list[tuple[int, Tensor]] = field(default_factory=list)  # p_h in further parts of the backward pass
-    statistics: Statistics | None = None  # of the batch, in a batch norm, where they are known
+    statistics: Statistics | None = None  # by which a norm has normalised, where they are known
     noted: Noted | None = None  # all uses of the weight, where derivatives may become part of the loss
     _h: Tensor | None = None
     _version: int = 0

@@ -84,8 +84,7 @@ class ScaleFree(Batch):
         self._y: Tensor | None = None  # the solution at the first stage, for fraction 1
         self._ys: Tensor | None = None  # those at all stages, (T, N), for a small batch
         self._first: Tensor | None = None  # the Cholesky factor there
-        self._diagonal: Tensor | None = None  # of the inverse there
-        self._inverse: Tensor | None = None  # of the matrices of all stages, (T, N, N), for a small batch
+        self._inverse: Tensor | None = None  # of the matrix there, (N, N), or of those of all stages, (T, N, N)
         self._plan: Tensor | None = None  # the weights of the samples by the solution at the first stage
         self._reactions: list[Tensor] = []  # … and by those of the stages that have reacted to their new inputs
 
@@ -198,18 +197,17 @@ class ScaleFree(Batch):
         self._assemble()
         if self._y is None:
             self._solve()
-        r = self.target
-        if self._inverse is not None:
+        r, inverse = self.target, self._inverse
+        assert inverse is not None
+        if inverse.dim() > 2:
             targets = r.expand(len(self._systems), -1)
             if self._effects is not None:
                 targets = self._less(r, self._effects.cumsum(0))
-            self._ys = torch.bmm(self._inverse, targets.unsqueeze(2)).squeeze(2)
-            y, diagonal = self._ys[-1], self._inverse[-1].diagonal()
+            self._ys = torch.bmm(inverse, targets.unsqueeze(2)).squeeze(2)
+            y, inverse = self._ys[-1], inverse[-1]
         else:
-            assert self._first is not None
-            assert self._diagonal is not None
-            y, diagonal = torch.cholesky_solve(self._less(r, self.m)[:, None], self._first)[:, 0], self._diagonal
-        self._y = y
+            y = torch.mv(inverse, self._less(r, self.m))
+        diagonal, self._y = inverse.diagonal(), y
         achieved = torch.sub(r, y, alpha=self._damping)  # J phi
         # what the others alone would do to each sample; without others exactly zero, not a rounding error
         without = torch.addcdiv(r, y, diagonal, value=-1) if r.shape[0] > 1 else torch.zeros_like(r)
@@ -238,7 +236,7 @@ class ScaleFree(Batch):
             self._inverse = torch.cholesky_inverse(self._factor(self._sums * self._roots))
             return
         self._first = self._factor(self.S * self._roots)
-        self._diagonal = torch.cholesky_inverse(self._first).diagonal()
+        self._inverse = torch.cholesky_inverse(self._first)  # its diagonal is needed; the damping keeps it exact
 
     def ask(self, fraction: float) -> None:
         """Ask for this fraction of each sample's loss, and of the prior step, in the forward sweep."""
@@ -252,8 +250,8 @@ class ScaleFree(Batch):
             return
         assert self._roots is not None
         self.target = self.target * fraction
-        if self._inverse is not None:
-            assert self._ys is not None
+        if self._ys is not None:
+            assert self._inverse is not None
             open_loop = self._ys * (self.root * fraction)
             gains = self._inverse * self._roots
             for system, w, gain in zip(self._systems, open_loop.unbind(), gains.unbind(), strict=True):
