@@ -143,10 +143,38 @@ def take_back_if_wrong(step: Step) -> bool:
         return False
     judged = step.certain and opt._rollouts.planned == 0
     opt._rollouts.doubt()
-    if judged or not take_back(opt, 1.0):
+    if judged or (step.certain and not _has_raised(step)) or not take_back(opt, 1.0):
         return False
     opt._length.retreat()
     return True
+
+
+def _has_raised(step: Step) -> bool:
+    """Whether the last step has raised the loss of this batch by more than is tolerated.
+
+    Outliers, other data, another loss and weights that were set from outside give large losses, too. The pass of this
+    batch runs once more with the weights before the step, and tells them apart.
+    """
+    assert step.recording is not None
+    layers = [(layer, step.opt.state.get(layer.parameters[0], {}).get("update")) for layer in step.opt._capture.layers]
+    changes = [
+        (p, part)
+        for layer, update in layers
+        if update is not None and len(update) == len(layer.parameters)
+        for p, part in zip(layer.parameters, update, strict=True)
+    ]
+    new = [p.detach().clone() for p, _ in changes]
+    for p, part in changes:
+        p.detach().add_(part)
+    try:
+        outputs = step.passes.replay(step.recording, lambda t, x: None)
+    finally:
+        for (p, _), weight in zip(changes, new, strict=True):
+            p.detach().copy_(weight)
+    before, after = step._batch_loss(outputs), step._batch_loss()
+    assert before is not None
+    assert after is not None
+    return not step.peers.total(after) <= (1 + TOLERATED) * step.peers.total(before)
 
 
 def take_back(opt: DDPNOpt, share: float) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
 from ddpnopt.ddp.rollouts import LONGEST, REACTED, SETTLED, TRUSTED, Rollouts
+from ddpnopt.ddp.step_length import SURPRISE
 from ddpnopt.trace.replay import Playback
 
 
@@ -110,30 +111,66 @@ def test_roll_outs_become_rarer_while_they_confirm_the_plan_and_one_that_does_no
             planned += 1
         between.append(planned)
         rollouts.observe(0.0, 0.0, 1.0)
-    assert between == [0, 1, 3, 7, 7]
+    assert between == [0, 1, 2, 7, 7]  # every now and then one less
     rollouts.observe(*found)
     assert rollouts.is_due
 
 
-def test_a_planned_step_after_which_the_loss_is_far_too_large_is_taken_back() -> None:
+def after_a_planned_step() -> tuple[nn.Sequential, DDPNOpt, list[Tensor], list[tuple[Tensor, Tensor]]]:
+    """A network whose last step was a planned one, its optimizer, the weights before that step, and further data."""
     torch.manual_seed(0)
     model = network()
     opt = DDPNOpt(model)
     data = batches(60)
     losses_of(model, data, opt)
     before: list[Tensor] = []
-    while not before or opt._rollouts.planned == 0:  # until the last step was a planned one
+    while not before or opt._rollouts.planned == 0:
         before = [p.detach().clone() for p in model.parameters()]
         losses_of(model, data[:1], opt)
+    return model, opt, before, data[1:]
+
+
+def test_a_planned_step_after_which_the_loss_is_far_too_large_is_taken_back() -> None:
+    model, opt, before, data = after_a_planned_step()
+    change = 30 * torch.randn(3)
     with torch.no_grad():  # as if the step had led there
-        change = 30 * torch.randn(3)
         model[-1].bias += change
-    losses_of(model, data[1:2], opt)
-    model[-1].bias.data -= change
+        opt.state[model[-1].weight]["update"][1] -= change
+    losses_of(model, data[:1], opt)
     for p, old in zip(model.parameters(), before, strict=True):
         torch.testing.assert_close(p.detach(), old, rtol=1e-4, atol=1e-5)
     assert opt._rollouts.is_due
     assert opt.report.undone == 1
+
+
+@pytest.mark.parametrize("what", ["other labels", "weights set from outside"])
+def test_a_planned_step_is_not_taken_back_for_a_loss_that_was_as_large_before_it(what: str) -> None:
+    model, opt, _, data = after_a_planned_step()
+    x, y = data[0]
+    if what == "other labels":
+        y = model(x).argmin(1)
+    else:
+        with torch.no_grad():
+            model[-1].bias += 30 * torch.tensor([1.0, -1.0, 0.0])
+    before = [p.detach().clone() for p in model.parameters()]
+    expected, deviation = opt._length.expected, opt._length.deviation
+    loss = losses_of(model, [(x, y)], opt)[0]
+    assert loss - expected > SURPRISE * deviation + expected
+    assert opt.report.undone == 0
+    assert any(not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))  # a step of its own
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 5, 7, 8, 16])
+def test_roll_outs_come_to_every_place_of_a_loop_with_a_period_and_equally_often(period: int) -> None:
+    rollouts = Rollouts(LONGEST)
+    places = [0] * period
+    for step in range(2000 * period):
+        if rollouts.is_due:
+            places[step % period] += 1
+            rollouts.observe(0.0, 0.0, 1.0)
+        else:
+            rollouts.follow()
+    assert min(places) > 0.9 * max(places)
 
 
 def test_losses_that_stay_large_are_expected_soon() -> None:
