@@ -153,7 +153,8 @@ def take_back_if_wrong(step: Step) -> bool:
 def _is_cleared(step: Step) -> bool:
     """Whether the batch is the surprise, and not the last step: before it the loss of this batch was large as well.
 
-    The last step is judged on this batch as a roll-out judges one on its own. A guess of the loss cannot judge it.
+    Outliers, other data, another loss and weights that were set from outside give large losses, too. The step is judged
+    on this batch as a roll-out judges one on its own. A guess of the loss cannot judge it.
     """
     now, recording = step._batch_loss(), step.recording
     if not step.certain or now is None or recording is None:  # in all processes alike
@@ -162,9 +163,11 @@ def _is_cleared(step: Step) -> bool:
     weights = [p.detach().clone() for p, _ in parts]
     for p, part in parts:
         p.detach().add_(part)
-    before = step._batch_loss(step.passes.replay(recording, lambda t, x: None))
-    for (p, _), weight in zip(parts, weights, strict=True):
-        p.detach().copy_(weight)
+    try:
+        before = step._batch_loss(step.passes.replay(recording, lambda t, x: None))
+    finally:
+        for (p, _), weight in zip(parts, weights, strict=True):
+            p.detach().copy_(weight)
     return before is not None and step._total(now) <= (1 + TOLERATED) * step._total(before)
 
 

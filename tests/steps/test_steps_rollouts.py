@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
 from ddpnopt.ddp.rollouts import LONGEST, REACTED, SETTLED, TRUSTED, Rollouts
+from ddpnopt.ddp.step_length import SURPRISE
 from ddpnopt.trace.replay import Playback
 
 
@@ -110,7 +111,7 @@ def test_roll_outs_become_rarer_while_they_confirm_the_plan_and_one_that_does_no
             planned += 1
         between.append(planned)
         rollouts.observe(1.0, 0.0, 0.0, 1.0)
-    assert between == [0, 1, 3, 7, 7]
+    assert between == [0, 1, 2, 7, 7]  # every now and then one less
     rollouts.observe(1.0, *found)
     assert rollouts.is_due
 
@@ -128,28 +129,26 @@ def test_after_a_step_longer_than_the_last_one_rolled_out_the_next_is_rolled_out
     assert not rollouts.is_due, "the length is a known one"
 
 
-def after_a_planned_step(data: list[tuple[Tensor, Tensor]]) -> tuple[nn.Sequential, DDPNOpt, list[Tensor]]:
-    """A network in training whose last step was a planned one, and its weights before that step."""
+def after_a_planned_step() -> tuple[nn.Sequential, DDPNOpt, list[Tensor], list[tuple[Tensor, Tensor]]]:
+    """A network whose last step was a planned one, its optimizer, the weights before that step, and further data."""
     torch.manual_seed(0)
     model = network()
-    opt = DDPNOpt(model)
+    opt, data = DDPNOpt(model), batches(60)
     losses_of(model, data, opt)
     before: list[Tensor] = []
     while not before or opt._rollouts.planned == 0:
         before = [p.detach().clone() for p in model.parameters()]
         losses_of(model, data[:1], opt)
-    return model, opt, before
+    return model, opt, before, data[1:]
 
 
 def test_a_planned_step_after_which_the_loss_is_far_too_large_is_taken_back() -> None:
-    data = batches(60)
-    model, opt, before = after_a_planned_step(data)
+    model, opt, before, data = after_a_planned_step()
     change = 30 * torch.randn(3)
     with torch.no_grad():  # as if the step had led there
         model[-1].bias += change
-    state = opt.state[model[-1].weight]
-    state["update"] = [state["update"][0], state["update"][1] - change]
-    losses_of(model, data[1:2], opt)
+        opt.state[model[-1].weight]["update"][1] -= change
+    losses_of(model, data[:1], opt)
     for p, old in zip(model.parameters(), before, strict=True):
         torch.testing.assert_close(p.detach(), old, rtol=1e-4, atol=1e-5)
     assert opt._rollouts.is_due
@@ -157,10 +156,9 @@ def test_a_planned_step_after_which_the_loss_is_far_too_large_is_taken_back() ->
 
 
 def test_a_batch_whose_loss_was_as_large_before_the_step_does_not_take_it_back(replays: list[int]) -> None:
-    data = batches(60)
-    model, opt, _ = after_a_planned_step(data)
-    twin, other, _ = after_a_planned_step(data)
-    x, y = data[1]
+    model, opt, _, data = after_a_planned_step()
+    twin, other, _, _ = after_a_planned_step()
+    x, y = data[0]
     odd, passes = [(30 * x, (y + 1) % 3)], [replays[0]]
     losses_of(model, odd, opt)
     passes.append(replays[0])
@@ -172,6 +170,36 @@ def test_a_batch_whose_loss_was_as_large_before_the_step_does_not_take_it_back(r
     assert passes[1] - passes[0] == passes[2] - passes[1] + 1, "one pass with the weights before the last step"
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("what", ["other labels", "weights set from outside"])
+def test_a_planned_step_is_not_taken_back_for_a_loss_that_was_as_large_before_it(what: str) -> None:
+    model, opt, _, data = after_a_planned_step()
+    x, y = data[0]
+    if what == "other labels":
+        y = model(x).argmin(1)
+    else:
+        with torch.no_grad():
+            model[-1].bias += 30 * torch.tensor([1.0, -1.0, 0.0])
+    before = [p.detach().clone() for p in model.parameters()]
+    expected, deviation = opt._length.expected, opt._length.deviation
+    loss = losses_of(model, [(x, y)], opt)[0]
+    assert loss - expected > SURPRISE * deviation + expected
+    assert opt.report.undone == 0
+    assert any(not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))  # a step of its own
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 5, 7, 8, 16])
+def test_roll_outs_come_to_every_place_of_a_loop_with_a_period_and_equally_often(period: int) -> None:
+    rollouts = Rollouts(LONGEST)
+    places = [0] * period
+    for step in range(2000 * period):
+        if rollouts.is_due:
+            places[step % period] += 1
+            rollouts.observe(1.0, 0.0, 0.0, 1.0)
+        else:
+            rollouts.follow(1.0)
+    assert min(places) > 0.9 * max(places)
 
 
 def test_losses_that_stay_large_are_expected_soon() -> None:

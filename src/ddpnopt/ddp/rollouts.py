@@ -10,6 +10,10 @@ layers' reactions to the true states lead away from it, and the true loss after 
 (`ddp.step_length`). While both confirm what was known before, the next steps follow the plan, twice as many each time,
 and a single roll-out that does not confirm it brings all of them back. What it says holds for steps of its length:
 after a longer one the next is rolled out.
+
+Training loops have periods: losses in turn, batches in a fixed order. Roll-outs every eighth step would see one of two
+losses only, and know nothing of the other. So some intervals are one step shorter, in the order of a Fibonacci word,
+which has no period: the roll-outs come to every place of every period, to all of them equally often.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import math
 from dataclasses import dataclass
 
 LONGEST = 8  # steps from one roll-out to the next, at most
+SHORTER = (3 - math.sqrt(5)) / 2  # the share of intervals that are one step shorter: irrational, so without a period
 REACTED = 1.0  # difference of the samples' weights from the plan, relative to it, up to which it is confirmed
 TRUSTED = 0.15  # error of the predicted decrease, relative to it, up to which it is
 SETTLED = 1.25  # factor by which kappa may change, and by which a step may be longer than the last one rolled out
@@ -31,11 +36,13 @@ class Rollouts:
     interval: int = 1  # steps from the last roll-out to the next one
     planned: int = 0  # steps since the last one
     length: float = math.inf  # of the last one: the fraction that it asked for
+    count: int = 0  # roll-outs so far
 
     @property
     def is_due(self) -> bool:
         """Whether the next step is to be rolled out."""
-        return self.planned + 1 >= self.interval
+        shorter = math.floor((self.count + 1) * SHORTER) - math.floor(self.count * SHORTER)  # 0 or 1
+        return self.planned + 1 >= self.interval - shorter * (self.interval > 2)
 
     def follow(self, length: float) -> None:
         """A step that asked for this fraction has followed the plan."""
@@ -53,7 +60,7 @@ class Rollouts:
         self.length = length
         confirmed = reaction <= REACTED and abs(error) <= TRUSTED and 1 / SETTLED <= kappa <= SETTLED
         self.interval = min(2 * self.interval, self.longest) if confirmed else 1
-        self.planned = 0
+        self.planned, self.count = 0, self.count + 1
 
     def doubt(self) -> None:
         """Something has gone wrong: roll out the next steps."""
@@ -61,9 +68,9 @@ class Rollouts:
 
     def state(self) -> dict[str, float]:
         """For a checkpoint: plain numbers."""
-        return {"interval": self.interval, "planned": self.planned, "length": self.length}
+        return {"interval": self.interval, "planned": self.planned, "length": self.length, "count": self.count}
 
     def load(self, state: dict[str, float]) -> None:
         """Continue from a checkpoint, within what the options allow."""
         self.interval, self.planned = min(int(state.get("interval", 1)), self.longest), int(state.get("planned", 0))
-        self.length = state.get("length", math.inf)
+        self.length, self.count = state.get("length", math.inf), int(state.get("count", 0))
