@@ -53,7 +53,8 @@ class Troubles:
             self._tell(
                 "shortened",
                 f"{now_shortened - shortened} of the last {WINDOW} steps were taken twice or more, because the loss of "
-                f"their own batch (recognised as '{report.loss}') would have risen, which costs time. {way_out}.",
+                f"their own batch (recognised as '{report.loss}') would have risen or a layer would have changed too "
+                f"much, which costs time. {way_out}.",
             )
 
     def without_gradient(self, names: list[str]) -> None:

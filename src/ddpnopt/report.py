@@ -25,7 +25,8 @@ class Report:
     actual: float | None = None  # change of the batch loss on the same batch, by the new outputs
     fraction: float | None = None  # of the loss that the step asked to remove (steps without a learning rate)
     kappa: float | None = None  # curvature along the steps over that of the quadratic model, a running estimate
-    # steps so far that were shortened: the loss of the same batch would have risen, or its curvature was tested
+    # steps so far that were made again: the loss of the same batch would have risen, a layer would have changed too
+    # much, or the curvature was tested
     shortened: int = 0
     undone: int = 0  # … and those given up
     planned: int = 0  # steps so far that followed their plan, without a second forward pass
