@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -62,26 +63,28 @@ class Loss:
             return (at if at.dim() == 1 else at.flatten(1).sum(1)) * self.weight
         if self.kind == "cross_entropy":
             log_p = _log(z) if self.of_probabilities else F.log_softmax(z, self.dim)
-            at = torch.xlogy(self.target, self.target) - self.target * log_p
-            places = self.weight * at.sum(self.dim)
+            places = self.weight * (-(self.target * log_p).sum(self.dim) - self._entropy)
         elif self.kind == "binary_cross_entropy":
             if self.of_probabilities:
                 places = -(self.target * _log(z) + (1 - self.target) * _log(1 - z))
             else:
                 places = F.binary_cross_entropy_with_logits(z, self.target, reduction="none")
-            places = self.weight * (places - _binary_entropy(self.target) if self.soft else places)
+            places = self.weight * (places - self._entropy if self.soft else places)
         else:
             places = self.weight * (z - self.target).square()
         return places.flatten(1).sum(1) if places.dim() > 1 else places
 
     def minimum(self) -> float:
         """What the user's loss has at best, where `per_sample` is measured from it: the entropy of soft targets."""
-        if self.kind == "binary_cross_entropy" and self.soft:
-            return float((self.weight * _binary_entropy(self.target)).sum())
-        if self.kind != "cross_entropy" or self.label is not None:
-            return 0.0
-        entropy = -torch.xlogy(self.target, self.target).sum(self.dim)
-        return float((self.weight * entropy).sum())
+        has_entropy = self.soft if self.kind == "binary_cross_entropy" else self.kind == "cross_entropy"
+        return float((self.weight * self._entropy).sum()) if has_entropy and self.label is None else 0.0
+
+    @cached_property
+    def _entropy(self) -> Tensor:
+        """Of the targets at each place; a step needs it several times."""
+        if self.kind == "binary_cross_entropy":
+            return -(torch.xlogy(self.target, self.target) + torch.xlogy(1 - self.target, 1 - self.target))
+        return -torch.xlogy(self.target, self.target).sum(self.dim)
 
     def scaled(self, factor: float) -> Loss:
         """`factor` times the loss."""
@@ -186,10 +189,6 @@ def _sum(losses: Tensor) -> float:
 def _log(p: Tensor) -> Tensor:
     """log p, from -100 on as in `F.binary_cross_entropy`."""
     return torch.log(p).clamp_min(-100)
-
-
-def _binary_entropy(p: Tensor) -> Tensor:
-    return -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p))
 
 
 def as_flat(

@@ -31,15 +31,19 @@ from ddpnopt.linear.linear import Linear, RankOne
 from ddpnopt.linear.metric import IDENTITY
 from ddpnopt.linear.sample_gradients import Explicit
 
-NUMBERS = 4  # that are kept of each gradient, for each sample: enough to tell all samples apart
+NUMBERS = 32  # that are kept of each gradient, for each sample; at each place of a kernel
 LARGE = 4  # weights for each of them from which on a layer is large
 # multiplications of one product with the weights, at several places or a single one, below which all is exact
 WORK = (2**22, 2**25)
 
 
-def combinations(layer: Layer, samples: int) -> int:
-    """k, of the input features and of the outputs: k^2 numbers at each place of a kernel."""
-    return 8 * ceil((NUMBERS * samples / prod(layer.weight_shape[2:])) ** 0.5 / 8)
+def combinations(samples: int) -> int:
+    """k, of the input features and of the outputs: k^2 numbers at each place of a kernel.
+
+    An inner product is known to 1 / k of the norms, and what a step does to a sample is a sum over all samples, whose
+    errors add up to samples^1/2 / k of it: the same for all batches if k^2 grows with them.
+    """
+    return 8 * ceil((NUMBERS * samples) ** 0.5 / 8)
 
 
 def is_large(layer: Layer, samples: int, places: int) -> bool:
@@ -49,7 +53,7 @@ def is_large(layer: Layer, samples: int, places: int) -> bool:
     """
     if samples * places * prod(layer.weight_shape) < WORK[places == 1]:
         return False
-    k, (outputs, inputs) = combinations(layer, samples), layer.weight_shape[:2]
+    k, (outputs, inputs) = combinations(samples), layer.weight_shape[:2]
     return outputs * inputs >= LARGE * min(outputs, k) * min(inputs, k)
 
 
@@ -114,7 +118,7 @@ class Sketched(OneGradient, _KnownSteps):
     def __init__(self, layer: Linear | Conv, x: Tensor, p: Tensor, balance: Mixing, samples: int) -> None:
         # the bias, for which no combinations are needed, is kept apart
         super().__init__(replace(layer, bias=False) if layer.bias else layer, x, p, balance)
-        self.k = combinations(layer, samples)
+        self.k = combinations(samples)
         shape = (min(layer.weight_shape[0], self.k), min(layer.weight_shape[1], self.k), *layer.weight_shape[2:])
         self.small = replace(layer, weight_shape=shape, bias=False)
         _KnownSteps.__init__(self, shape, layer.weight_dims)
@@ -167,7 +171,7 @@ class SketchedProducts(OuterProducts, _KnownSteps):
     """A linear layer on (B, n) inputs: inner products of the combinations, each sample's with its exact norm."""
 
     def __init__(self, layer: Linear, x: Tensor, p: Tensor, balance: Mixing, samples: int) -> None:
-        self.layer, self.x, self.p, self.balance, self.k = layer, x, p, balance, combinations(layer, samples)
+        self.layer, self.x, self.p, self.balance, self.k = layer, x, p, balance, combinations(samples)
         self.raised_x, self._squares_x = balance.input_root.squared(x)
         self.raised_p, self._squares_p = balance.output_root.squared(p)
         self._x, self._p = self._inputs(x), _combined(balance.output_root, p, -1, self.k)
