@@ -18,7 +18,7 @@ from torch import Tensor
 from ddpnopt._distributed import Peers
 from ddpnopt.linear.layer import in_precision
 
-LEADING = 64  # directions that are followed in large matrices
+LEADING = 32  # directions that are followed in large matrices
 DENSE = 128  # features up to which the whole matrix is kept
 MORE = 8  # random directions that are looked at besides the leading ones, so that new ones are found
 CHANGED = 0.05  # relative change of a matrix from which on it is decomposed again

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 LONGEST = 8  # steps from one roll-out to the next, at most
 SHORTER = (3 - math.sqrt(5)) / 2  # the share of intervals that are one step shorter: irrational, so without a period
-REACTED = 0.1  # difference of the samples' weights from the plan, relative to it, up to which it is confirmed
+REACTED = 0.3  # difference of the samples' weights from the plan, relative to it, up to which it is confirmed
 TRUSTED = 0.15  # error of the predicted decrease, relative to it, up to which it is
 SETTLED = 1.25  # factor by which kappa may change, and by which a step may be longer than the last one rolled out
 
