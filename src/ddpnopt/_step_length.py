@@ -154,10 +154,11 @@ def _is_cleared(step: Step) -> bool:
     """Whether the batch is the surprise, and not the last step: before it the loss of this batch was large as well.
 
     Outliers, other data, another loss and weights that were set from outside give large losses, too. The step is judged
-    on this batch as a roll-out judges one on its own. A guess of the loss cannot judge it.
+    on this batch as a roll-out judges one on its own. A guess of the loss has the true value and gradient at the
+    outputs of this batch, and those before the step are close to them.
     """
     now, recording = step._batch_loss(), step.recording
-    if not step.certain or now is None or recording is None:  # in all processes alike
+    if recording is None or now is None:
         return False
     parts = [pair for _, parameters, update in _last_updates(step.opt) for pair in zip(parameters, update, strict=True)]
     weights = [p.detach().clone() for p, _ in parts]
