@@ -136,15 +136,15 @@ def counting_as_large(net: str, size: int) -> Iterator[None]:
 
     One process would take the latter in groups; several do not.
     """
-    usual = sketched.WORK, arrangement.MOST
+    usual = sketched.WORK, arrangement.MOST, sketched.NUMBERS
     if net == "large":
-        sketched.WORK = 0, 0
+        sketched.WORK, sketched.NUMBERS = (0, 0), sketched.SENT  # one process would have more combinations
     if size > 1:
         arrangement.MOST = 2
     try:
         yield
     finally:
-        sketched.WORK, arrangement.MOST = usual
+        sketched.WORK, arrangement.MOST, sketched.NUMBERS = usual
 
 
 def train(case: str, rank: int = 0, size: int = 1, group: Any = None, micro: int = 1) -> tuple[nn.Module, DDPNOpt]:

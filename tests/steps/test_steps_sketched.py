@@ -80,10 +80,10 @@ def test_combinations_of_an_update_follow_from_those_of_the_gradients(name: str)
     update = [0.3 * part + 0.5 * old for part, old in zip(found.combine(w), last, strict=True)]
     sums = found.sum_of(w, 0.3, [(0.5, last)])
     torch.testing.assert_close(sums, found.of_step(update))
-    again = form(layer, x, p, balance, B)
+    again = form(layer, x, p, balance, found.k)
     again.know(update, sums)
     torch.testing.assert_close(again.effect(update), found.effect(update))
-    more = form(layer, x, p, balance, 400 * B)  # other combinations, to which those of a few samples are no use
+    more = form(layer, x, p, balance, found.k + 8)  # other combinations, to which those of a few samples are no use
     more.know(update, sums)
     assert more.of_step(update).shape != sums.shape
 
@@ -117,12 +117,12 @@ def test_errors_are_small_beside_the_mean_diagonal(name: str) -> None:
 
 def test_what_lies_in_the_leading_directions_is_exact() -> None:
     layer = Linear((40, 36), True)
-    k = combinations(B)
+    k = combinations(layer, B)
     x, p = torch.randn(B, 5, k // 2) @ torch.randn(k // 2, 36), torch.randn(B, 5, k // 2) @ torch.randn(k // 2, 40)
     balance = balanced(layer, x.double(), p.double(), {}, ALONE)
     assert isinstance(balance, Mixing)
     plain = layer.sample_gradients(balance.inputs(x.double()), balance.outputs(p.double()))
-    found = Sketched(layer, x.double(), p.double(), balance, B)
+    found = Sketched(layer, x.double(), p.double(), balance, k)
     step = [torch.randn(40, 36).double(), torch.randn(40).double()]
     K, (effect,) = found.couple([step])
     torch.testing.assert_close(K, plain.gram(IDENTITY))
@@ -153,7 +153,7 @@ def test_each_layer_and_each_look_has_its_own_combinations() -> None:
 @pytest.mark.parametrize("samples", [1, 4, 64, 1000])
 def test_small_layers_are_exact_and_large_ones_keep_several_numbers_for_each_sample(samples: int, places: int) -> None:
     large = Linear((8000, 8000), True)
-    k = combinations(samples)
+    k = combinations(large, samples)
     assert k * k >= 32 * samples
     assert not is_large(Linear((k, 4 * k - 1), True), samples, places)
     assert not is_large(Linear((20, 20), True), samples, places)

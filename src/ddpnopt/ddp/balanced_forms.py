@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ddpnopt.ddp.balance import Balance, Mixing
 from ddpnopt.ddp.balanced import BalancedGradients, InBalance, OuterProducts, Repeated, Stored, Tokens
-from ddpnopt.ddp.sketched import Sketched, SketchedProducts, is_large
+from ddpnopt.ddp.sketched import Sketched, SketchedProducts, combinations, is_large
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.layer import Layer
 from ddpnopt.linear.linear import Linear
@@ -33,14 +33,15 @@ def balanced_gradients(
 
 
 def sketched(
-    layer: Layer, x: Tensor, p: Tensor, balance: Balance | None, samples: int
+    layer: Layer, x: Tensor, p: Tensor, balance: Balance | None, samples: int, *, sent: bool = False
 ) -> Sketched | SketchedProducts | None:
-    """The form of a large layer; None for any other."""
+    """The form of a large layer; None for any other. `sent`: whether other processes get the combinations."""
     if not isinstance(balance, Mixing):
         return None
     if type(layer) is Linear and x.dim() == 2:
-        return SketchedProducts(layer, x, p, balance, samples) if is_large(layer, samples, 1) else None
+        large = is_large(layer, samples, 1, sent=sent)
+        return SketchedProducts(layer, x, p, balance, combinations(layer, samples, sent=sent)) if large else None
     if type(layer) is Linear or type(layer) is Conv:
-        large = is_large(layer, samples, p.numel() // (len(p) * layer.weight_shape[0]))
-        return Sketched(layer, x, p, balance, samples) if large else None
+        large = is_large(layer, samples, p.numel() // (len(p) * layer.weight_shape[0]), sent=sent)
+        return Sketched(layer, x, p, balance, combinations(layer, samples, sent=sent)) if large else None
     return None

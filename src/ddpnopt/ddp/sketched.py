@@ -32,28 +32,30 @@ from ddpnopt.linear.metric import IDENTITY
 from ddpnopt.linear.sample_gradients import Explicit
 
 NUMBERS = 32  # that are kept of each gradient, for each sample; at each place of a kernel
+SENT = 4  # … in all, where several processes exchange them: enough to tell all samples apart
 LARGE = 4  # weights for each of them from which on a layer is large
 # multiplications of one product with the weights, at several places or a single one, below which all is exact
 WORK = (2**22, 2**25)
 
 
-def combinations(samples: int) -> int:
+def combinations(layer: Layer, samples: int, *, sent: bool = False) -> int:
     """k, of the input features and of the outputs: k^2 numbers at each place of a kernel.
 
     An inner product is known to 1 / k of the norms, and what a step does to a sample is a sum over all samples, whose
     errors add up to samples^1/2 / k of it: the same for all batches if k^2 grows with them.
     """
-    return 8 * ceil((NUMBERS * samples) ** 0.5 / 8)
+    numbers = SENT * samples / prod(layer.weight_shape[2:]) if sent else NUMBERS * samples
+    return 8 * ceil(numbers**0.5 / 8)
 
 
-def is_large(layer: Layer, samples: int, places: int) -> bool:
+def is_large(layer: Layer, samples: int, places: int, *, sent: bool = False) -> bool:
     """Whether a layer that mixes its features has many more weights than combinations, and the products take long.
 
     `places` of each sample are those at which the weights act.
     """
     if samples * places * prod(layer.weight_shape) < WORK[places == 1]:
         return False
-    k, (outputs, inputs) = combinations(samples), layer.weight_shape[:2]
+    k, (outputs, inputs) = combinations(layer, samples, sent=sent), layer.weight_shape[:2]
     return outputs * inputs >= LARGE * min(outputs, k) * min(inputs, k)
 
 
@@ -115,11 +117,11 @@ class Sketched(OneGradient, _KnownSteps):
 
     balance: Mixing
 
-    def __init__(self, layer: Linear | Conv, x: Tensor, p: Tensor, balance: Mixing, samples: int) -> None:
+    def __init__(self, layer: Linear | Conv, x: Tensor, p: Tensor, balance: Mixing, k: int) -> None:
         # the bias, for which no combinations are needed, is kept apart
         super().__init__(replace(layer, bias=False) if layer.bias else layer, x, p, balance)
-        self.k = combinations(samples)
-        shape = (min(layer.weight_shape[0], self.k), min(layer.weight_shape[1], self.k), *layer.weight_shape[2:])
+        self.k = k
+        shape = (min(layer.weight_shape[0], k), min(layer.weight_shape[1], k), *layer.weight_shape[2:])
         self.small = replace(layer, weight_shape=shape, bias=False)
         _KnownSteps.__init__(self, shape, layer.weight_dims)
         dim = layer.feature_dims[1]
@@ -170,8 +172,8 @@ class Sketched(OneGradient, _KnownSteps):
 class SketchedProducts(OuterProducts, _KnownSteps):
     """A linear layer on (B, n) inputs: inner products of the combinations, each sample's with its exact norm."""
 
-    def __init__(self, layer: Linear, x: Tensor, p: Tensor, balance: Mixing, samples: int) -> None:
-        self.layer, self.x, self.p, self.balance, self.k = layer, x, p, balance, combinations(samples)
+    def __init__(self, layer: Linear, x: Tensor, p: Tensor, balance: Mixing, k: int) -> None:
+        self.layer, self.x, self.p, self.balance, self.k = layer, x, p, balance, k
         self.raised_x, self._squares_x = balance.input_root.squared(x)
         self.raised_p, self._squares_p = balance.output_root.squared(p)
         self._x, self._p = self._inputs(x), _combined(balance.output_root, p, -1, self.k)

@@ -123,7 +123,7 @@ class Stage:
     def sketched(self) -> Sketch | None:
         """The per-sample gradients, if these are combinations: then so is the effect of the update at new inputs."""
         if self._balanced is None and not self.peers.alone and self.p_h:
-            self._balanced = sketched(self.layer, self.x, self.p_h[0], self.balance, self.batch)
+            self._balanced = sketched(self.layer, self.x, self.p_h[0], self.balance, self.batch, sent=True)
         return self._balanced if isinstance(self._balanced, (Sketched, SketchedProducts)) else None
 
     def gradients(self, *, coupled: bool) -> SampleGradients:
