@@ -15,6 +15,7 @@ from ddpnopt.lab.errors import UnknownNameError
 
 CLASSES = 10
 VOCABULARY, LENGTH = 64, 32
+PATTERN = 0.25  # size of a class's pattern in its inputs, relative to the noise; its share of their tokens
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,14 @@ class Network:
     """Whether a decomposition of its Kronecker factors takes minutes."""
 
     def batch(self, size: int) -> tuple[Tensor, Tensor]:
-        """Random inputs and labels: the time of a step does not depend on what they mean."""
-        return self.inputs(size), torch.randint(CLASSES, (size,))
+        """Patterns of the classes, most of which is noise: a step that finds out how long it can be depends on them."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            patterns = self.inputs(CLASSES)
+        inputs, labels = self.inputs(size), torch.randint(CLASSES, (size,))
+        if inputs.is_floating_point():
+            return inputs.add_(patterns[labels], alpha=PATTERN), labels
+        return torch.where(torch.rand(inputs.shape) < PATTERN, patterns[labels], inputs), labels
 
 
 def dense(widths: list[int]) -> nn.Sequential:
