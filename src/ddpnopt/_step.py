@@ -25,6 +25,7 @@ from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predic
 from ddpnopt.ddp.value import ScaleFree, ValueFunction
 from ddpnopt.errors import StepError
 from ddpnopt.linear.layer import add, in_precision
+from ddpnopt.linear.metric import IDENTITY
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
 from ddpnopt.trace.rescaling import add_shared, penalty
@@ -239,14 +240,14 @@ class Step:
             opt.report.guarded = value.guarded_fraction
 
     def _stack(self, value: ValueFunction) -> bool:
-        """The backward pass of all layers at once, if all are small and linear and the step follows its plan."""
-        opt, stages = self.opt, self.stages[::-1]
-        if not (self.planned and isinstance(value, ScaleFree)) or opt.diagnostics:
+        """The backward pass of all layers at once, if all are small and linear."""
+        if not isinstance(value, ScaleFree) or self.opt.diagnostics:
             return False
-        stacked = opt._stacking.of(stages)
+        stages = self.stages[::-1]
+        stacked = self.opt._stacking.of(stages)
         if stacked is None or not stacked.knows_all(stages, value.L.dtype):
             return False
-        value.couple_together(stages, stacked)
+        self.policies = [(policy, IDENTITY) for policy in value.backward_together(stages, stacked)[::-1]]
         return True
 
     def apply(self) -> None:

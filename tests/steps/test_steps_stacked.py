@@ -1,4 +1,4 @@
-"""Small linear layers of a planned step as one: the same step as layer by layer, in fewer calls."""
+"""Small linear layers as one: the same step as layer by layer, in fewer calls."""
 
 from __future__ import annotations
 

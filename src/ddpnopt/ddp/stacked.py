@@ -1,4 +1,4 @@
-"""Small linear layers of a planned step as one: what takes a call for each layer takes one for all of them.
+"""Small linear layers of a step as one: what takes a call for each layer takes one for all of them.
 
 Such layers spend their time between calls, not inside of them. So inputs, output gradients, roots and updates of all T
 layers are stacked, padded with zeros, and a bias is the weight of one more input that is 1 and is not mixed with the
@@ -6,8 +6,8 @@ others:
 
     x~ (T, B, n + 1)    p (T, B, o)    roots (T, n + 1, n + 1), (T, o, o)    updates (T, o, n + 1)
 
-Only a step that follows its plan is computed in this way (`ddp.rollouts`): otherwise the layers are visited one by one.
-What is kept from step to step are the roots, and the last updates, whose parts in the state of the layers are views.
+A step that is rolled out (`ddp.rollouts`) has its backward pass in this form; then each layer reacts on its own. What
+is kept from step to step are the roots, and the last updates, whose parts in the state of the layers are views.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ddpnopt.ddp.balance import Mixing
+from ddpnopt.ddp.balanced import OuterProducts
 from ddpnopt.ddp.covariance import DENSE, Root
 from ddpnopt.ddp.stage import COPIED, Stage
 from ddpnopt.linear.layer import Parts
@@ -149,6 +151,17 @@ class Stacked:
         if self._update is None:
             return K, None
         return K, torch.linalg.vecdot(p, torch.bmm(x, self._update.mT))
+
+    def gradients(self, stages: list[Stage]) -> list[OuterProducts]:
+        """Those of each layer, which it needs to react to its new input."""
+        found = []
+        for stage, x, p in zip(stages, self._raised_x, self._raised_p, strict=True):
+            o, n = stage.layer.weight_shape
+            state = stage.state
+            stage.balance = Mixing(stage.layer, Root(state["input_root"]), Root(state["output_root"]))
+            assert isinstance(stage.layer, Linear)
+            found.append(OuterProducts(stage.layer, stage.x, stage.p_h[0], (x[:, :n], p[:, :o])))
+        return found
 
     def updates(self, w: Tensor, share: float) -> tuple[list[Parts], list[list[float]]]:
         """share times the last updates + M^-1 P_u w for weights w of the samples, (T, B, 1); the norms of the parts."""

@@ -32,7 +32,7 @@ from ddpnopt.ddp.balance import balanced, look
 from ddpnopt.ddp.balanced import Scaled
 from ddpnopt.ddp.loss import sqrt_curvature
 from ddpnopt.ddp.stacked import Stacked
-from ddpnopt.ddp.stage import Displacement, Stage
+from ddpnopt.ddp.stage import Displacement, Policy, Stage
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.value import shares
 from ddpnopt.ddp.value.batch import TOGETHER, Batch, Solver, System
@@ -135,18 +135,23 @@ class ScaleFree(Batch):
         self._priors.add(effects)
         return own, partial(self._weights, system)
 
-    def couple_together(self, stages: list[Stage], stacked: Stacked) -> None:
-        """All stages of a plan as one, last to first; none of them has a stage cost."""
+    def backward_together(self, stages: list[Stage], stacked: Stacked) -> list[Policy]:
+        """All stages as one, last to first, none of which has a stage cost; without a plan the policy of each."""
         for stage in stages:
             look(stage.layer, stage.x, stage.p_h[0], stage.state, stage.peers, stage.name)
         stacked.load(stages, self._priors.last_of(stages))
         self._grams, effects = stacked.couple()
         self._priors.repeat(effects)
         self._stages, self._stacked = stages, stacked
+        if self.planned:
+            return []
+        self._systems = [System(None, stage.state, None) for stage in stages]
+        each = zip(stages, stacked.gradients(stages), self._systems, strict=True)
+        return [self._policy(stage, own, partial(self._weights, system)) for stage, own, system in each]
 
     def follow(self) -> bool:
-        """Update all layers by the plan, if they are stacked."""
-        if self._stacked is None:
+        """Update all layers by the plan, if there is one and they are stacked."""
+        if self._stacked is None or not self.planned:
             return False
         assert self._plan is not None
         assert self._eta is not None
