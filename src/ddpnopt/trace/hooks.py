@@ -237,7 +237,7 @@ class Capture(Intercepting):
                 f"exclude=['{model_layer.name}']."
             )
         looked_up = model_layer.looks_up and self._without_samples(model_layer, x, recording)
-        if looked_up or self._of_parameters(model_layer, x, recording):
+        if looked_up or (recording.loose is not None and self._of_parameters(model_layer, x, recording)):
             return None
         model_layer.refresh()
         record = LayerRecord(model_layer, x.detach(), x._version, recomputed=checkpointed(), uses=[use])

@@ -168,7 +168,7 @@ class ScaleFree(Batch):
         N = self.L.shape[0]
         together = grams if isinstance(grams, Tensor) else torch.stack(grams) if N <= TOGETHER else None
         if together is not None:
-            k = torch.diagonal(together, dim1=1, dim2=2) @ self.L
+            k = torch.mv(torch.diagonal(together, dim1=1, dim2=2), self.L)
         else:
             k = torch.stack([torch.vdot(self.L, K.diagonal()) for K in grams])
         slopes = self._priors.slopes(self.L)
@@ -247,7 +247,7 @@ class ScaleFree(Batch):
         loss = 0.5 * square
         if loss <= 0:
             return Evidence(0.0, 0.0, 0.0, 0.0, 0.0)
-        less = self._cost.of_step(self.root * y)
+        less = self._cost.of_step(self.root * y) if self._cost.value > 0 else None
         if less is not None:
             own, unseen, loss = own + less, unseen + less, loss + self._cost.value
             bend = less * less / (2 * self._cost.value)  # as if the cost were half a square, too
