@@ -241,7 +241,8 @@ class Capture(Intercepting):
             return None
         model_layer.refresh()
         record = LayerRecord(model_layer, x.detach(), x._version, recomputed=checkpointed(), uses=[use])
-        record.span = vars(module).get("span")  # `getattr` takes long where there is none
+        if model_layer.part_of is not None:
+            record.span = vars(module).get("span")
         recording.layers.append(record)
         if recording.reads_variable and self._may_be_differentiated(recording, record):
             record.skipped = self.skip_weight_grads
