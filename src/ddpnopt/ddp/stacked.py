@@ -81,6 +81,7 @@ class Stacked:
             o, n = layer.weight_shape
             self._recorded += [x[:, :n], p[:, :o]]
             x[:, -1] = float(layer.bias)
+        self._columns = self._x.mT, self._p.mT
 
     def _places_of(self, t: int, layer: Any) -> list[tuple[Any, ...]]:
         """Sizes, strides and offset of the parts of layer t in a stacked update."""
@@ -147,7 +148,7 @@ class Stacked:
         """K = P_u' M^-1 P_u of each layer, (T, B, B), and the effect of its last update on each sample, (T, B)."""
         x, p = self._x, self._p
         self._raised_x, self._raised_p = torch.bmm(x, self._input_roots), torch.bmm(p, self._output_roots)
-        K = torch.bmm(self._raised_x, x.mT).mul_(torch.bmm(self._raised_p, p.mT))
+        K = torch.bmm(self._raised_x, self._columns[0]).mul_(torch.bmm(self._raised_p, self._columns[1]))
         if self._update is None:
             return K, None
         return K, torch.linalg.vecdot(p, torch.bmm(x, self._update.mT))
@@ -168,8 +169,9 @@ class Stacked:
         p, x, last = (self._raised_p * w).mT, self._raised_x, self._update
         new = torch.bmm(p, x) if last is None or not share else torch.baddbmm(last, p, x, beta=share)
         self._keep(new)
-        weights = torch.linalg.vector_norm(new[:, :, :-1].flatten(1), dim=1).tolist()  # faster than without a copy
-        biases = torch.linalg.vector_norm(new[:, :, -1], dim=1).tolist()
+        # faster with a copy than without
+        weights = torch.linalg.vector_norm(new.narrow(2, 0, self._n).flatten(1), dim=1).tolist()
+        biases = torch.linalg.vector_norm(new.select(2, self._n), dim=1).tolist()
         each = zip(self._parts, weights, biases, strict=True)
         return self._parts, [[weight, bias][: len(parts)] for parts, weight, bias in each]
 

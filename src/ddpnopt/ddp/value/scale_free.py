@@ -157,7 +157,7 @@ class ScaleFree(Batch):
         assert self._eta is not None
         first = self._stages[0]
         share = first.fraction * first.prior[0][0] if first.prior else 0.0
-        self._stacked.change(self._stages, *self._stacked.updates(self._eta * self._plan[:, None], share))
+        self._stacked.change(self._stages, *self._stacked.updates(self._eta * self._plan.unsqueeze(1), share))
         return True
 
     def _assemble(self, damping: float = DAMPING) -> None:
