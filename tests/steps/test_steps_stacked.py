@@ -103,10 +103,19 @@ def test_a_stacked_step_is_that_of_its_layers(
         nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Linear(2, 3), nn.Flatten(), nn.Linear(6, 3)),
         nn.Linear(4, 3),
     ],
+    ids=["wide", "norm", "tokens", "single"],
 )
 def test_other_layers_are_visited_one_by_one(model: nn.Module, stacks: list[int]) -> None:
     trained(model.double(), step, 6, closed_loop=False)
     assert stacks == []
+
+
+def test_layers_of_different_sizes_are_stacked_for_few_samples_only(stacks: list[int]) -> None:
+    model = nn.Sequential(nn.Linear(4, 120), nn.ReLU(), nn.Linear(120, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+    opt = DDPNOpt(model, closed_loop=False)
+    for t in range(6):
+        step(model, opt, t, samples=64 if t % 2 else 2)
+    assert stacks == [3, 3, 3]
 
 
 def test_layers_with_weight_decay_are_visited_one_by_one(stacks: list[int]) -> None:

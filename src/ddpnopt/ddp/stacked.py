@@ -21,17 +21,17 @@ from ddpnopt.ddp.balance import Mixing
 from ddpnopt.ddp.balanced import OuterProducts
 from ddpnopt.ddp.covariance import DENSE, Root
 from ddpnopt.ddp.stage import COPIED, Stage
-from ddpnopt.linear.layer import Parts
+from ddpnopt.linear.layer import Layer, Parts
 from ddpnopt.linear.linear import Linear
 
-PADDED = 4  # times the work on the layers themselves: more than that takes longer than calls for each of them
+WASTED = 2**18  # multiplications with zeros, for each layer: more of them take longer than the calls that are saved
 FEW = 64  # samples: with more of them the cost of a call is negligible
 
 
 def can_be_stacked(stages: list[Stage]) -> bool:
     """Whether these are several small linear layers on (B, n) inputs, alone on the CPU, in one precision."""
     first = stages[0]
-    if len(stages) < 2 or not first.peers.alone or first.x.device.type != "cpu" or len(first.x) > FEW:
+    if len(stages) < 2 or not first.peers.alone or first.x.device.type != "cpu":
         return False
     dtype = first.x.dtype
     if dtype not in (torch.float32, torch.float64):
@@ -42,9 +42,15 @@ def can_be_stacked(stages: list[Stage]) -> bool:
         o, n = stage.layer.weight_shape
         if max(o, n) > DENSE or o * n > COPIED or stage.x.dtype != dtype or stage.weights[0].dtype != dtype:
             return False
-    sides = [(stage.layer.weight_shape[0], stage.layer.weight_shape[1]) for stage in stages]
+    return len(first.x) <= _most_samples([stage.layer for stage in stages])
+
+
+def _most_samples(layers: list[Layer]) -> int:
+    """Up to so many of them it takes less time to multiply stacked layers, with their zeros, than one by one."""
+    sides = [(layer.weight_shape[0], layer.weight_shape[1]) for layer in layers]
     o, n = (max(each) for each in zip(*sides, strict=True))
-    return len(stages) * (o * o + n * n) <= PADDED * sum(o * o + n * n for o, n in sides)
+    wasted = len(layers) * (o * o + n * n) - sum(o * o + n * n for o, n in sides)
+    return min(FEW, WASTED * len(layers) // wasted) if wasted else FEW
 
 
 class Stacked:
@@ -53,6 +59,7 @@ class Stacked:
     def __init__(self, stages: list[Stage]) -> None:
         first = stages[0]
         self._layers = [stage.layer for stage in stages]
+        self._most = _most_samples(self._layers)
         self.T = len(stages)
         self._o = max(layer.weight_shape[0] for layer in self._layers)
         self._n = max(layer.weight_shape[1] for layer in self._layers)
@@ -102,7 +109,7 @@ class Stacked:
                 return False
             if any(w is not next(weights) for w in stage.weights):
                 return False
-        return stages[0].peers.alone and len(stages[0].x) <= FEW
+        return stages[0].peers.alone and len(stages[0].x) <= self._most
 
     def knows_all(self, stages: list[Stage], dtype: torch.dtype) -> bool:
         """Whether all last updates are known, or none, and there are no stage costs; `dtype` is that of the losses."""
