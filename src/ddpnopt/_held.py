@@ -39,12 +39,25 @@ class Kept:
     written: Tensor
     update: Tensor
 
-    def put_back(self) -> tuple[Tensor, Tensor]:
-        """Which of the weights have been put back since, and which the step had moved."""
-        now = self.p.detach().flatten()[:: self.stride]
-        rounding = torch.finfo(now.dtype).eps * self.written.abs()
-        moved = self.update.abs() > 32 * rounding
-        return moved & ((now - self.written - self.update).abs() <= EXACT * self.update.abs() + 4 * rounding), moved
+    def now(self) -> Tensor:
+        """What is there."""
+        return self.p.detach().flatten()[:: self.stride]
+
+
+def _put_back(kept: list[Kept]) -> list[tuple[Kept, Tensor, Tensor]]:
+    """Which of the weights have been put back since, and which the step had moved; all of a kind in one go."""
+    found: list[tuple[Kept, Tensor, Tensor]] = []
+    for kind in {(each.written.dtype, each.written.device) for each in kept}:
+        some = [each for each in kept if (each.written.dtype, each.written.device) == kind]
+        now, written, update = (
+            torch.cat(parts) for parts in ([k.now() for k in some], [k.written for k in some], [k.update for k in some])
+        )
+        rounding, size = torch.finfo(now.dtype).eps * written.abs(), update.abs()
+        moved = size > 32 * rounding
+        back = moved & ((now - written - update).abs() <= EXACT * size + 4 * rounding)
+        sizes = [len(each.written) for each in some]
+        found += zip(some, back.split(sizes), moved.split(sizes), strict=True)
+    return found
 
 
 class Held:
@@ -74,8 +87,8 @@ class Held:
     def look(self, opt: DDPNOpt) -> None:
         """Before a step: which weights the loop has put back since the last one."""
         kept, self._kept = self._kept, []
-        found = [(each, *each.put_back()) for each in kept]
-        if all(bool((back == moved).all()) for _, back, moved in found):
+        found = _put_back(kept)
+        if all(torch.equal(back, moved) for _, back, moved in found):
             return  # no step since, or all weights of an earlier time have been put back
         self._suspect(opt, [(each.layer, int(back.sum()), int(moved.sum())) for each, back, moved in found])
         for each, back, moved in found:

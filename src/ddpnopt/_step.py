@@ -22,9 +22,10 @@ from ddpnopt.ddp.penalty import Penalties
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
-from ddpnopt.ddp.value import ScaleFree
+from ddpnopt.ddp.value import ScaleFree, ValueFunction
 from ddpnopt.errors import StepError
 from ddpnopt.linear.layer import add, in_precision
+from ddpnopt.linear.metric import IDENTITY
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
 from ddpnopt.trace.rescaling import add_shared, penalty
@@ -225,16 +226,29 @@ class Step:
                 record.free()
         del p_h, p_x, x  # the stages have them, and free them on the way
         scale = float(peers.batch(recording.batch_size)) if opt.form.mean else 1.0
-        self.policies = backward_pass(self.stages, value, opt.curvature, scale)
+        if isinstance(value, ScaleFree):
+            self.value, value.planned = value, self.planned
+        if not self._stack(value):
+            self.policies = backward_pass(self.stages, value, opt.curvature, scale)
         if not self.displacement.chain:  # the ledger of combinations needs no gradient at the input
             combined = (r.model_layer for r, s in zip(recording.layers, self.stages, strict=True) if s.sketched)
             opt._capture.input_gradients.difference_update(combined)
         if isinstance(value, ScaleFree):
-            self.value, value.planned = value, self.planned
             choose_fraction(self, value, fraction)
         if opt.diagnostics:
             opt.report.predicted = predicted_change(self.stages, value, self.policies)
             opt.report.guarded = value.guarded_fraction
+
+    def _stack(self, value: ValueFunction) -> bool:
+        """The backward pass of all layers at once, if all are small and linear."""
+        if not isinstance(value, ScaleFree) or self.opt.diagnostics:
+            return False
+        stages = self.stages[::-1]
+        stacked = self.opt._stacking.of(stages)
+        if stacked is None or not stacked.knows_all(stages, value.L.dtype):
+            return False
+        self.policies = [(policy, IDENTITY) for policy in value.backward_together(stages, stacked)[::-1]]
+        return True
 
     def apply(self) -> None:
         """Lines 14 to 18: the forward pass, in which each layer is updated when its new input is known."""
@@ -242,6 +256,8 @@ class Step:
         assert recording is not None
         if self.rest and not opt.form.scale_free:  # there they follow after the sweep
             opt._parameters.update_open_loop(self.rest)  # not before the backward pass, which uses the old network
+        if self.value is not None and self.value.follow():
+            return
         log: Log | None = {} if opt.diagnostics else None
         replay = None if self.planned else partial(self.passes.replay, recording)
         self.outputs = forward_pass(self.stages, self.policies, opt.curvature, replay, self.displacement, log)

@@ -96,15 +96,19 @@ def _share_changed(step: Step, norms: list[float]) -> float:
     s (m^1/2 + n^1/2); the ratio of all weights where each output depends on its own (embeddings, norms, depthwise
     convolutions). `norms` are those of the updates.
     """
-    largest = 0.0
+    found = []
     for norm, (change, *_), stage in zip(norms, step.updates, step.stages, strict=True):
         count, mixes = max(1, change.numel()), stage.layer.mixes_features and change.dim() > 1
         outputs = stage.layer.weight_dims[1]
         m = change.shape[outputs] if mixes else count
         size = stage.size * (m**0.5 + (count / m) ** 0.5 if mixes else count**0.5)
-        if mixes and norm > max(largest, REACH) * size:  # the Frobenius norm is a bound, enough in most steps
-            norm = spectral_norm(change.movedim(outputs, 0).flatten(1), norm)
-        largest = max(largest, norm / size)
+        found.append((norm / size, norm, size, change, outputs if mixes else None))
+    largest = 0.0
+    for share, norm, size, change, dim in sorted(found, key=lambda each: each[0], reverse=True):
+        # the Frobenius norm is a bound, enough in most steps, and for all that are below the largest of the others
+        if dim is not None and share > max(largest, REACH):
+            share = spectral_norm(change.movedim(dim, 0).flatten(1), norm) / size
+        largest = max(largest, share)
     return largest
 
 

@@ -26,6 +26,7 @@ from ddpnopt.curvature.names import curvature_of
 from ddpnopt.ddp.distance import Distance
 from ddpnopt.ddp.recognise import Search
 from ddpnopt.ddp.rollouts import LONGEST, Rollouts
+from ddpnopt.ddp.stacked import Stacking
 from ddpnopt.ddp.step_length import StepLength
 from ddpnopt.ddp.terminal import TerminalOption
 from ddpnopt.ddp.trust import Trust
@@ -169,8 +170,7 @@ class DDPNOpt(HookedOptimizer):
             refuse(given, "steps of automatic length: it needs lr, for example lr=3")
         self.form = ValueForm(value, terminal, mean=reduction == "mean", scale_free=scale_free, **settings)
         self._free_of_scale = scale_free
-        if lr is None:
-            lr = 1.0 if scale_free else DEFAULT_LR
+        lr = lr if lr is not None else 1.0 if scale_free else DEFAULT_LR
         chosen = [p for p in model.parameters() if p.requires_grad] if params is None else list(params)
         self._frozen = [p for p in model.parameters() if not p.requires_grad and params is None]
         if not chosen:
@@ -183,7 +183,7 @@ class DDPNOpt(HookedOptimizer):
         self.relax, self.relax_samples = relax, relax_samples
         self.on_nonfinite, self.diagnostics, self.recompute = on_nonfinite, diagnostics, recompute
         self.data_parallel = data_parallel
-        self.report, self._troubles, self._held = Report(), Troubles(), Held()
+        self.report, self._troubles, self._held, self._stacking = Report(), Troubles(), Held(), Stacking()
         self.steps, self.samples = 0, 0  # taken and seen so far
         self._length, self._distance, self._trust = StepLength(), Distance(), Trust()  # without a learning rate
         self._rollouts = Rollouts(1 if closed_loop or diagnostics or not scale_free else LONGEST)

@@ -150,23 +150,30 @@ def _held(gradient: Tensor, size: Tensor, rate: Tensor | float) -> Tensor:
 def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers, name: str = "") -> Balance:
     """The factors for inputs x and output gradients p; `state` keeps the running profiles and factors."""
     input_dim, output_dim = layer.feature_dims
-    steps = state["balance_looks"] = state.get("balance_looks", 0) + 1
-    since = steps - state.get("last_look", steps - 1)  # which states of earlier versions do not have
-    look = since >= state.get("look_every", 1)
-    # what was seen long ago counts as little after rare looks as after many
-    decay = DECAY ** (since if steps <= EVERY_STEP else max(1.0, since / REFRESH))
-    if look:
-        state["last_look"] = steps
-    if layer.mixes_features and input_dim is not None and output_dim is not None:
-        if look:
-            change = _observe_moments(x, p, input_dim, output_dim, state, peers, name, decay)
-            state["look_every"] = _next_look(steps, state.get("look_every", 1), change, peers)
+    if look(layer, x, p, state, peers, name):
         return Mixing(layer, Root(state["input_root"]), Root(state["output_root"]))
-    if look:
-        _observe(x, p, input_dim, output_dim, state, peers)
-        state["look_every"] = 1 if steps < EVERY_STEP else REFRESH
     xi, psi = state.get("input_factor"), state.get("output_factor")
     return Diagonal(_along(xi, x, input_dim), _along(psi, p, output_dim), partial(layer.outer_factors, xi, psi))
+
+
+def look(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers, name: str = "") -> bool:
+    """Take x and p into the running profiles where a look at them is due; whether the layer mixes features."""
+    input_dim, output_dim = layer.feature_dims
+    steps = state["balance_looks"] = state.get("balance_looks", 0) + 1
+    since = steps - state.get("last_look", steps - 1)  # which states of earlier versions do not have
+    mixes = layer.mixes_features and input_dim is not None and output_dim is not None
+    if since < state.get("look_every", 1):
+        return mixes
+    state["last_look"] = steps
+    if input_dim is not None and output_dim is not None and mixes:
+        # what was seen long ago counts as little after rare looks as after many
+        decay = DECAY ** (since if steps <= EVERY_STEP else max(1.0, since / REFRESH))
+        change = _observe_moments(x, p, input_dim, output_dim, state, peers, name, decay)
+        state["look_every"] = _next_look(steps, state.get("look_every", 1), change, peers)
+    else:
+        _observe(x, p, input_dim, output_dim, state, peers)
+        state["look_every"] = 1 if steps < EVERY_STEP else REFRESH
+    return mixes
 
 
 def _next_look(steps: int, every: int, change: float, peers: Peers) -> int:

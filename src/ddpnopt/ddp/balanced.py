@@ -65,9 +65,12 @@ class OneGradient(SummedUp):
 class OuterProducts:
     """A linear layer on (B, n) inputs: p_u = x~ (x) p; the factors, squared, go to one of the two sides."""
 
-    def __init__(self, layer: Linear, x: Tensor, p: Tensor, balance: Balance) -> None:
+    def __init__(self, layer: Linear, x: Tensor, p: Tensor, balance: Balance | tuple[Tensor, Tensor]) -> None:
+        """In the place of the balance there may be what it makes of x and p."""
         self.layer, self.x, self.p = layer, x, p
-        if isinstance(balance, Mixing):
+        if isinstance(balance, tuple):
+            self.raised_x, self.raised_p = balance
+        elif isinstance(balance, Mixing):
             self.raised_x, self.raised_p = balance.input_root.times(x, -1, 2), balance.output_root.times(p, -1, 2)
         else:
             self.raised_x, self.raised_p = balance.inputs(x, 2), balance.outputs(p, 2)

@@ -40,8 +40,12 @@ class Root:
         """The matrix, or the levels in the basis, less that of the rest, and of the rest."""
         found = self.kept.get(times)
         if found is None:
-            levels, basis = self.kept["levels"], self.kept["basis"]
-            levels = (levels if times == 1 else levels**times) * self.kept["factor"] ** times
+            levels, basis, factor = self.kept["levels"], self.kept["basis"], self.kept["factor"]
+            if self.dense and times == 2:  # what every step needs, in few calls
+                half = basis * levels
+                found = self.kept[2] = torch.addmm(half.new_zeros(()), half, half.T, beta=0, alpha=factor**2)
+                return found
+            levels = (levels if times == 1 else levels**times) * factor**times
             found = (basis * levels) @ basis.T if self.dense else [levels[:-1] - levels[-1], levels[-1]]
             self.kept[times] = found
         return found
@@ -234,6 +238,8 @@ def observe(a: Tensor, dim: int, state: dict[str, Any], side: str, decay: float,
 
 def _rows(a: Tensor, dim: int) -> Tensor:
     """(places, n), the features of all places."""
+    if a.dim() == 2 and dim == 1:
+        return a
     return (a if dim == a.dim() - 1 else a.movedim(dim, -1)).reshape(-1, a.shape[dim])
 
 
@@ -309,6 +315,6 @@ def root(
     if change <= CHANGED:
         return Root(state[side + "_root"]).with_factor(factor), 0.0
     values, Q = torch.linalg.eigh(current)
-    state[side + "_used"], state[side + "_norm"] = current, float(torch.linalg.vector_norm(values))
+    state[side + "_used"], state[side + "_norm"] = current, math.hypot(*values.tolist())
     levels = values.clamp_min_(0).add_(floor).pow_(power)
     return Root({"levels": levels, "basis": Q, "factor": factor}), 2 * abs(power) * change

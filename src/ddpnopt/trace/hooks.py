@@ -237,11 +237,12 @@ class Capture(Intercepting):
                 f"exclude=['{model_layer.name}']."
             )
         looked_up = model_layer.looks_up and self._without_samples(model_layer, x, recording)
-        if looked_up or self._of_parameters(model_layer, x, recording):
+        if looked_up or (recording.loose is not None and self._of_parameters(model_layer, x, recording)):
             return None
         model_layer.refresh()
         record = LayerRecord(model_layer, x.detach(), x._version, recomputed=checkpointed(), uses=[use])
-        record.span = vars(module).get("span")  # `getattr` takes long where there is none
+        if model_layer.part_of is not None:
+            record.span = vars(module).get("span")
         recording.layers.append(record)
         if recording.reads_variable and self._may_be_differentiated(recording, record):
             record.skipped = self.skip_weight_grads

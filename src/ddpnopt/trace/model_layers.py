@@ -165,11 +165,11 @@ class ModelLayer:
 
     def refresh(self) -> None:
         """Follow a bias that has been frozen or unfrozen."""
-        bias = self._trained_bias()
-        if bias is not self._bias:
+        bias = self.module._parameters.get("bias")
+        if (bias if bias is None or bias.requires_grad else None) is not self._bias:
             layer = describe(self.module)
             assert layer is not None
-            self.layer, self._bias = layer, bias
+            self.layer, self._bias = layer, self._trained_bias()
             self.parameters = self._trained()
 
 

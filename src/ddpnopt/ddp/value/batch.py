@@ -122,6 +122,9 @@ class Batch:
     def backward(self, stage: Stage, metric: Metric) -> Policy:
         gradients, solve = self.couple(stage, metric)
         stage.free_recorded(self.displacement)
+        return self._policy(stage, gradients, solve)
+
+    def _policy(self, stage: Stage, gradients: Sums, solve: Solver) -> Policy:
         alone = self.peers.alone
 
         def policy(x_hat: Tensor | None) -> Direction:

@@ -46,6 +46,22 @@ class Priors:
             stage.recall(steps[0][1] if self._knows_last else None)
         return steps, cost
 
+    def last_of(self, stages: list[Stage]) -> list[Parts] | None:
+        """Give all stages, which have no stage cost, their last update as prior step; None without any."""
+        found: list[Parts] = []
+        for stage in stages:
+            last = stage.state.pop("update", None)
+            stage.state.pop("combined_update", None)
+            if last is not None:
+                found.append(last)
+                stage.prior = [(self.memory, last)] if self.memory else []
+        self._free, self._held = [1.0] * len(stages), [None] * len(stages)
+        return found or None
+
+    def repeat(self, effects: Tensor | None) -> None:
+        """What the last updates of all stages do to the samples, (T, N)."""
+        self._together = effects
+
     def effects_of(
         self, stage: Stage, l_u: Parts | None, steps: list[tuple[float, Parts]], found: list[Tensor]
     ) -> list[tuple[float, Tensor]]:
@@ -62,6 +78,8 @@ class Priors:
 
     def slopes(self, like: Tensor) -> list[float] | None:
         """The slope of each layer along its last update; None where none is known."""
+        if self._together is not None:
+            return [-effect for effect in self._together.sum(1).tolist()]
         known = [effect for effect in self._repeated if effect is not None]
         each = stacked(known) if known else None
         effects = iter(each.sum(1).tolist() if each is not None else ())
@@ -83,6 +101,8 @@ class Priors:
 
     def effects(self, like: Tensor) -> Tensor | None:
         """What the prior of each stage does to each sample's loss, (T, N); None without any."""
+        if self._together is not None and not self._effects:
+            return self._together * self.memory if self.memory else None
         shares = {share for effects in self._effects for share, _ in effects}
         if len(shares) == 1 and all(len(effects) == 1 for effects in self._effects):  # in a few calls
             known, each = self._together, [effects[0][1] for effects in self._effects]

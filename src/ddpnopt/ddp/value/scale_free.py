@@ -28,10 +28,11 @@ import torch
 from torch import Tensor
 
 from ddpnopt._distributed import ALONE, Peers
-from ddpnopt.ddp.balance import balanced
+from ddpnopt.ddp.balance import balanced, look
 from ddpnopt.ddp.balanced import Scaled
 from ddpnopt.ddp.loss import sqrt_curvature
-from ddpnopt.ddp.stage import Displacement, Stage
+from ddpnopt.ddp.stacked import Stacked
+from ddpnopt.ddp.stage import Displacement, Policy, Stage
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.value import shares
 from ddpnopt.ddp.value.batch import TOGETHER, Batch, Solver, System
@@ -72,8 +73,10 @@ class ScaleFree(Batch):
         # of the stages, last to first
         self._stages: list[Stage] = []
         self._systems: list[System] = []
-        self._grams: list[Tensor] = []  # K
+        self._grams: list[Tensor] | Tensor = []  # K
+        self._stacked: Stacked | None = None  # all of them as one
         self._etas: list[float] = []  # before the stage cost has left its part to the samples
+        self._eta: Tensor | None = None  # what it has left, (T, 1, 1), for a small batch
         self._each: Tensor | list[Tensor] = []  # eta K
         self._effects: Tensor | None = None  # of the prior of each stage, on each sample's loss, (T, N)
         self._slope: float | None = None
@@ -125,21 +128,47 @@ class ScaleFree(Batch):
             assert gathered is not None
             effects = [(1.0, gathered)]
         system = System(None, stage.state, None)
+        assert isinstance(self._grams, list)
         self._stages.append(stage)
         self._systems.append(system)
         self._grams.append(in_precision(K, self.L.dtype))
         self._priors.add(effects)
         return own, partial(self._weights, system)
 
+    def backward_together(self, stages: list[Stage], stacked: Stacked) -> list[Policy]:
+        """All stages as one, last to first, none of which has a stage cost; without a plan the policy of each."""
+        for stage in stages:
+            look(stage.layer, stage.x, stage.p_h[0], stage.state, stage.peers, stage.name)
+        stacked.load(stages, self._priors.last_of(stages))
+        self._grams, effects = stacked.couple()
+        self._priors.repeat(effects)
+        self._stages, self._stacked = stages, stacked
+        if self.planned:
+            return []
+        self._systems = [System(None, stage.state, None) for stage in stages]
+        each = zip(stages, stacked.gradients(stages), self._systems, strict=True)
+        return [self._policy(stage, own, partial(self._weights, system)) for stage, own, system in each]
+
+    def follow(self) -> bool:
+        """Update all layers by the plan, if there is one and they are stacked."""
+        if self._stacked is None or not self.planned:
+            return False
+        assert self._plan is not None
+        assert self._eta is not None
+        first = self._stages[0]
+        share = first.fraction * first.prior[0][0] if first.prior else 0.0
+        self._stacked.change(self._stages, *self._stacked.updates(self._eta * self._plan.unsqueeze(1), share))
+        return True
+
     def _assemble(self, damping: float = DAMPING) -> None:
         """The shares eta of the layers, and with them S and m of all stages."""
         grams, self._grams = self._grams, []
-        if not grams:
+        if not len(grams):
             return
         N = self.L.shape[0]
-        together = torch.stack(grams) if N <= TOGETHER else None
+        together = grams if isinstance(grams, Tensor) else torch.stack(grams) if N <= TOGETHER else None
         if together is not None:
-            k = torch.diagonal(together, dim1=1, dim2=2) @ self.L
+            k = torch.mv(torch.diagonal(together, dim1=1, dim2=2), self.L)
         else:
             k = torch.stack([torch.vdot(self.L, K.diagonal()) for K in grams])
         slopes = self._priors.slopes(self.L)
@@ -154,8 +183,10 @@ class ScaleFree(Batch):
             self._mean_diagonal += stage.eta * mean
         etas = self._priors.leave_free(self._stages, self._etas, damping * self._mean_diagonal or 1.0, self.target)
         if together is not None:
-            self._each = together.mul_(k.new_tensor(etas).view(-1, 1, 1))
+            self._eta = k.new_tensor(etas).view(-1, 1, 1)
+            self._each = together.mul_(self._eta)
         else:
+            grams = list(grams)
             torch._foreach_mul_(grams, etas)
             self._each = grams
         self._add_up()
@@ -216,7 +247,7 @@ class ScaleFree(Batch):
         loss = 0.5 * square
         if loss <= 0:
             return Evidence(0.0, 0.0, 0.0, 0.0, 0.0)
-        less = self._cost.of_step(self.root * y)
+        less = self._cost.of_step(self.root * y) if self._cost.value > 0 else None
         if less is not None:
             own, unseen, loss = own + less, unseen + less, loss + self._cost.value
             bend = less * less / (2 * self._cost.value)  # as if the cost were half a square, too

@@ -55,9 +55,9 @@ def promise(
     (T, N); w the weights of the samples.
     """
     if isinstance(grams, Tensor):
-        own, diagonals = grams @ w, torch.diagonal(grams, dim1=1, dim2=2)
+        sums, diagonals = grams.sum(1), torch.diagonal(grams, dim1=1, dim2=2)  # K is symmetric
     else:
-        own, diagonals = torch.stack([K @ w for K in grams]), torch.stack([K.diagonal() for K in grams])
-    own = own if priors is None else own + priors
-    for stage, of_all, of_itself in zip(stages, own.sum(1).tolist(), (diagonals @ w).tolist(), strict=True):
+        sums, diagonals = torch.stack([K.sum(0) for K in grams]), torch.stack([K.diagonal() for K in grams])
+    own = torch.mv(sums, w) if priors is None else torch.addmv(priors.sum(1), sums, w)
+    for stage, of_all, of_itself in zip(stages, own.tolist(), torch.mv(diagonals, w).tolist(), strict=True):
         stage.state["promised"] = (fraction * of_all, fraction * max(0.0, of_all - of_itself))
