@@ -226,9 +226,9 @@ def _notes(quick: bool) -> list[str]:
         "Vanilla DDP is Algorithm 1 as written, with the Jacobians of the stacked batch, at batches larger than the "
         f"width (batch {dense['batch']}, width {dense['width']}, depth {dense['depth']}): its Q_uu has X^2 rows, whose "
         "own share, X^6, is not in the paper's table. The rest of the package computes the same steps by products with "
-        "inputs and weights, which need no such Jacobians and grow as the square of B: the row 'no Jacobians'. Judged on "
-        "that row, as it was before, the claim about the cube does not hold. The sizes with Jacobians were fixed after "
-        "single steps had been timed at six of them.",
+        "inputs and weights, which need no such Jacobians and grow as the square of B: the row 'no Jacobians'. Judged "
+        "on that row, as it was before, the claim about the cube does not hold. The sizes with Jacobians were fixed "
+        "after single steps had been timed at six of them.",
     ]
     if quick:
         notes.append(f"Quick: the {QUICK_SIZES} smallest sizes of each, one round; not enough to decide a claim.")
