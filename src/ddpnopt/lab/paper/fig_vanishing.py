@@ -21,7 +21,7 @@ from ddpnopt.lab.paper.fig_vanishing_claims import (
     weight_cases,
 )
 from ddpnopt.lab.paper.fig_vanishing_drawing import Panel, draw, draw_norms, norm_series, series, typical_norms
-from ddpnopt.lab.paper.fig_vanishing_relu import LOWERED, best_rate, relu_cases
+from ddpnopt.lab.paper.fig_vanishing_relu import LOWERED, best_rate, listed, relu_cases
 from ddpnopt.lab.paper.fig_vanishing_runs import (
     JUDGED,
     PLATEAUS,
@@ -36,7 +36,7 @@ from ddpnopt.lab.paper.item import Claim, Context, Item, Picture, Result, Table
 from ddpnopt.lab.paper.item_runs import seeds_of
 from ddpnopt.lab.paper.readings import READINGS, Reading
 
-FULL = VanishingEffort(epochs=40, lrs=(0.01, 0.03, 0.1, 0.3), lower=(0.001, 0.003))
+FULL = VanishingEffort(epochs=40, lrs=(0.01, 0.03, 0.1, 0.3), lower=(0.0003, 0.001, 0.003))
 QUICK = VanishingEffort(epochs=2, lrs=(0.03, 0.1), n_train=200)
 SEEDS, QUICK_SEEDS = 3, 1
 ADAPTIVE_SEEDS = 10
@@ -155,7 +155,7 @@ def _notes(effort: VanishingEffort, seeds: int, more: int, context: Context) -> 
 def _lowered(effort: VanishingEffort) -> str:
     return (
         f"{' and '.join(LOWERED)}, of which some run diverges on the ReLU network at each of these rates, have the "
-        f"lower rates {' and '.join(f'{lr:g}' for lr in effort.lower)} there, too; the others train at 0.01."
+        f"lower rates {listed(effort.lower)} there, too; the others train at 0.01."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -31,9 +32,9 @@ def relu_claim(runs: VanishingRuns, effort: VanishingEffort) -> Claim:
     left = [case for case in best if not runs.free([case])]
     stuck = [case for case in left if case.way != "SGD-VGR" and _stays(runs, relu_cases(effort, [case.way]))]
     holds = False if stuck else None if left else True
-    rates = _listed(effort.lrs)
+    rates = listed(effort.lrs)
     if effort.lower:
-        rates += f" ({' and '.join(LOWERED)} also of {_listed(effort.lower)})"
+        rates += f" ({' and '.join(LOWERED)} also of {listed(effort.lower)})"
     away = relu_cases(effort, [case.way for case in left])
     lost = [each.diverged for case in away for each in runs.of[case]]
     what = "On the plateau at every rate" if stuck else "At no rate on every seed"
@@ -51,14 +52,20 @@ def relu_claim(runs: VanishingRuns, effort: VanishingEffort) -> Claim:
     )
 
 
-def _listed(rates: Sequence[float]) -> str:
+def listed(rates: Sequence[float]) -> str:
+    """As text."""
     *most, last = (f"{lr:g}" for lr in rates)
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def best_rate(runs: VanishingRuns, way: str, effort: VanishingEffort) -> VanishingCase:
     """Of a method on the ReLU network: where it leaves the plateau on most seeds, then with the lowest mean loss."""
-    return min(relu_cases(effort, [way]), key=lambda case: (-runs.escapes(case), fmean(runs.finals(case))))
+
+    def order(case: VanishingCase) -> tuple[int, float]:
+        ended = [final for final in runs.finals(case) if math.isfinite(final)]
+        return -runs.escapes(case), fmean(ended) if ended else math.inf
+
+    return min(relu_cases(effort, [way]), key=order)
 
 
 def _stays(runs: VanishingRuns, cases: Sequence[VanishingCase]) -> bool:
