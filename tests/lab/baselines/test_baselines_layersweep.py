@@ -68,9 +68,7 @@ def test_both_sweeps_refuse_the_same_damping() -> None:
     x, y = vectors()
     runs = []
     for m in (model, other):
-        opt = VanillaDDP(m, damping=1e-6)
-        if m is other:
-            opt._sigmas = [None, None]  # the general one
+        opt = VanillaDDP(m, damping=1e-6, dense=m is other)
         backward(m, opt, x, y)
         opt.step()
         runs.append(opt.report)

@@ -11,7 +11,7 @@ from paper_runs import DIGITS, outcome
 
 from ddpnopt.lab.paper import digits_runs, fig_dynamics
 from ddpnopt.lab.paper import fig_grid_claims as grid
-from ddpnopt.lab.paper.fig_grid_published import GRIDS
+from ddpnopt.lab.paper.fig_grid_published import EKFAC, GRIDS, SGD
 from ddpnopt.lab.paper.item import Context
 from ddpnopt.lab.paper.item_runs import SeedRuns
 from ddpnopt.lab.paper.readings import PAPER, READINGS
@@ -109,3 +109,11 @@ def test_curves_whose_claims_are_decided_have_the_usual_number_of_seeds(
     monkeypatch.setattr(fig_dynamics, "outcomes", lambda _, wanted, __: [outcome(90.0, 0.1)] * len(wanted))
     examples = fig_dynamics.examples_of(Context(tmp_path), READINGS[PAPER], range(50))
     assert [(len(each.base.runs), len(each.ours.runs)) for each in examples] == [(30, 30), (50, 50), (30, 30)]
+
+
+def test_a_grid_can_have_fewer_seeds_than_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digits_runs, "outcomes", lambda context, configs, what: list(configs))
+    context = Context(out=tmp_path, seeds=5)
+    sgd, ekfac = digits_runs.cells(context, (SGD, EKFAC), most={SGD: 3})
+    assert (sgd.seeds, ekfac.seeds) == (3, 5)
+    assert [run.seed for run in sgd.rows[0][1].runs] == [0, 1, 2]  # type: ignore[attr-defined]

@@ -11,8 +11,17 @@ import pytest
 
 from ddpnopt.lab.paper import fig_vanishing as vanishing
 from ddpnopt.lab.paper.captions import spread
-from ddpnopt.lab.paper.fig_vanishing_claims import VGR_WEIGHTS, VanishingRuns, judge
-from ddpnopt.lab.paper.fig_vanishing_runs import JUDGED, VanishingCase, VanishingEffort, VanishingRun, config, trained
+from ddpnopt.lab.paper.fig_vanishing_claims import VGR_WEIGHTS, judge
+from ddpnopt.lab.paper.fig_vanishing_relu import relu_rates
+from ddpnopt.lab.paper.fig_vanishing_runs import (
+    JUDGED,
+    VanishingCase,
+    VanishingEffort,
+    VanishingRun,
+    VanishingRuns,
+    config,
+    trained,
+)
 from ddpnopt.lab.paper.item import Context, write
 from ddpnopt.lab.paper.readings import reading
 
@@ -76,7 +85,7 @@ def made(case: VanishingCase, share: float, size: float = 1.0) -> VanishingRun:
 def runs(mine: float, theirs: float, seeds: int = 3, size: float = 7.0) -> VanishingRuns:
     """DDPNOpt ends at a share of the plateau, and the others at another."""
     wanted = [*vanishing.main_cases(), *vanishing.variants(objective="CE"), *vanishing.adaptive_cases()]
-    wanted += [*vanishing.relu_cases((0.03, 0.1)), *vanishing.tuning_cases((0.03, 0.1))]
+    wanted += [*vanishing.relu_cases(RATES), *vanishing.tuning_cases((0.03, 0.1))]
     wanted += [*vanishing.weight_cases("MMC"), *vanishing.weight_cases("CE")]
 
     def one(case: VanishingCase, seed: int) -> VanishingRun:
@@ -139,6 +148,20 @@ def test_relu_is_judged_at_the_best_rate_and_a_run_that_diverged_has_not_vanishe
     assert relu_verdict(SGD=(0.3, 1.0), EKFAC=(math.inf, 0.2)) is True
     assert relu_verdict(EKFAC=(math.inf, 1.0)) is False
     assert relu_verdict(EKFAC=(math.inf, math.inf)) is None
+
+
+def test_methods_that_are_stable_at_no_rate_have_lower_ones_on_the_relu_network() -> None:
+    effort = replace(RATES, lower=(0.001,))
+    assert relu_rates("DDPNOpt2nd", effort) == (0.001, 0.03, 0.1)
+    assert relu_rates("SGD", effort) == RATES.lrs
+    found = dict(runs(mine=0.5, theirs=0.5).of)
+    for lr, share in ((0.001, 0.2), (0.03, math.inf), (0.1, math.inf)):
+        for way in ("EKFAC", "DDPNOpt2nd"):
+            case = VanishingCase(way, lr, activation="ReLU")
+            found[case] = [replace(made(case, 1.0), final=50 * share) for _ in range(3)]
+    claim = judge(VanishingRuns(found), effort)[6]
+    assert claim.holds is True
+    assert "DDPNOpt2nd at 0.001: 10.00" in claim.ours
 
 
 def test_sgd_vgr_alone_does_not_refute_what_plain_sgd_does() -> None:

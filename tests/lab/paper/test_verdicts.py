@@ -60,6 +60,17 @@ def test_more_seeds_need_fewer_standard_errors_up_to_the_usual_number() -> None:
     assert (needed[0], needed[-1]) == (pytest.approx(4.30, abs=0.01), pytest.approx(2.045, abs=0.01))
 
 
+def test_more_seeds_after_a_look_at_few_have_the_wider_margin_also_where_some_are_left_out() -> None:
+    assert Estimate(1.0, 0.4, seeds=12, usual=6).margin > Estimate(1.0, 0.4, seeds=12).margin
+    ours, theirs = [1.0] * 12, [0.9, 0.1] * 6
+    _, lead = lead_over(ours, theirs, [True] * 5 + [False] * 7, 1, usual=6)
+    assert lead.seeds == 5
+    assert lead.margin == pytest.approx(standard_errors(5, usual=4) * lead.error)
+    assert lead_over(ours[:6], theirs[:6], [True] * 6, 1, usual=6)[1].margin == pytest.approx(
+        standard_errors(6) * lead_over(ours[:6], theirs[:6], [True] * 6, 1)[1].error
+    )
+
+
 @pytest.mark.parametrize("looks", [(USUAL_SEEDS, 2 * USUAL_SEEDS), (USUAL_SEEDS, SECOND_LOOK, 4 * SECOND_LOOK)])
 def test_chance_alone_decides_at_most_one_claim_in_twenty_also_after_earlier_looks(looks: Sequence[int]) -> None:
     draws = np.random.default_rng(0).normal(size=(6000, looks[-1]))

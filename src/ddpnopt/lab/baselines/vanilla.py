@@ -48,7 +48,7 @@ class VanillaDDP(ChainOptimizer):
     control; stage cost is the weight decay, terminal cost the batch loss. `step()` is one iteration of
     `ddpnopt.control.solve`: V_xx (B n_t, B n_t), Q_uu (m_t, m_t) and K (m_t, B n_t) are dense and hold the tensor terms
     V_x . f_zz, so the work is cubic in B n_t and m_t (Table 4): the reason for DDPNOpt. Where every stage is a linear
-    layer with an elementwise activation, f_z and f_zz themselves are never formed (`layer_sweep`).
+    layer with an elementwise activation, f_z and f_zz themselves are never formed (`layer_sweep`), unless `dense`.
 
     Every step pays mu/2 |du|^2 ("proximal" damping): Q_uu + mu I must be positive definite and the batch loss must
     fall, else the sweep is repeated with a larger mu. mu shrinks with success, but not below `damping`, without which a
@@ -63,6 +63,7 @@ class VanillaDDP(ChainOptimizer):
         loss: "auto" reads cross-entropy and squared error off the gradient at the outputs (see `ddpnopt.ddp.loss`);
             "half_squared_error" says that it is |z - target|^2 / 2 summed over the outputs, as `MMCLoss`.
         reduction: whether the loss is a "mean" or a "sum" over the batch.
+        dense: form f_z of the stacked batch, and V_x . f_zz, also where `layer_sweep` can do without them.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class VanillaDDP(ChainOptimizer):
         tries: int = 20,
         loss: str = "auto",
         reduction: str = "mean",
+        dense: bool = False,
     ) -> None:
         require(lr > 0, "lr", lr, "positive")
         require(damping > 0, "damping", damping, "positive")
@@ -86,7 +88,7 @@ class VanillaDDP(ChainOptimizer):
         super().__init__(model, defaults, skip_weight_grads=True)
         require_fully_connected(self.stages, type(self).__name__)
         self.tries, self.loss, self.mean = tries, loss, reduction == "mean"
-        self._sigmas = [elementwise_tail(stage) for stage in self.stages]
+        self._sigmas = [None if dense else elementwise_tail(stage) for stage in self.stages]
         self._checked = False  # once: the stages stay the same functions
         self.report = DDPReport()
 

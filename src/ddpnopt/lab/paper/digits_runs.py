@@ -7,8 +7,9 @@ them exactly; EKFAC has the settings of its public code's example. Nothing was c
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ddpnopt.lab.paper.fig_grid_published import Grid
 from ddpnopt.lab.paper.item import Context
@@ -82,14 +83,20 @@ class Cells:
 
 
 def cells(
-    context: Context, grids: Sequence[Grid], reading: Reading | None = None, seeds: range | None = None
+    context: Context,
+    grids: Sequence[Grid],
+    reading: Reading | None = None,
+    seeds: range | None = None,
+    most: Mapping[Grid, int] = MappingProxyType({}),
 ) -> list[Cells]:
-    """All runs of the grids; seed by seed, so that the first ones are useful early."""
-    chosen, task, reading = seeds or seeds_of(context, SEEDS), digits_task(context), reading or context.judged
+    """All runs of the grids, at most so many seeds of each; seed by seed, so that the first ones are useful early."""
+    everyone, task, reading = seeds or seeds_of(context, SEEDS), digits_task(context), reading or context.judged
+    chosen = {grid: everyone[: most.get(grid)] for grid in grids}
     wanted = {
         (grid.base, lr, eps, seed): config(context, grid.ours if eps else grid.base, lr, seed, eps, reading)
-        for seed in chosen
+        for seed in everyone
         for grid in grids
+        if seed in chosen[grid]
         for lr in grid.lrs
         for eps in (0.0, *grid.eps)
     }
@@ -98,7 +105,7 @@ def cells(
         Cells(
             grid,
             [
-                [SeedRuns([found[grid.base, lr, eps, seed] for seed in chosen], task) for eps in (0.0, *grid.eps)]
+                [SeedRuns([found[grid.base, lr, eps, seed] for seed in chosen[grid]], task) for eps in (0.0, *grid.eps)]
                 for lr in grid.lrs
             ],
         )

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import pandas as pd
 
 from ddpnopt.lab.paper.captions import compact, spread
-from ddpnopt.lab.paper.fig_vanishing_runs import VGR_WEIGHT, VanishingCase, VanishingEffort, VanishingRun
+from ddpnopt.lab.paper.fig_vanishing_relu import relu_claim
+from ddpnopt.lab.paper.fig_vanishing_runs import RATES, VGR_WEIGHT, VanishingCase, VanishingEffort, VanishingRuns
 from ddpnopt.lab.paper.item import Claim, Table
 from ddpnopt.lab.paper.readings import READINGS, Reading
 from ddpnopt.lab.paper.verdicts import FEWEST_SEEDS, Estimate, all_of, difference, joint_seeds, would_decide
 
-# The learning rates of the paper's Figure 6; its Figure 12 tries others around them.
-RATES = {"SGD": 0.1, "SGD-VGR": 0.1, "EKFAC": 0.03, "DDPNOpt": 0.03, "DDPNOpt2nd": 0.03}
 TUNED = ("SGD-VGR", "EKFAC", "DDPNOpt", "DDPNOpt2nd")
 ADAPTIVE = ("Adam", "RMSprop", "DDPNOpt*")
 ADAPTIVE_RATE = 0.003
@@ -25,38 +24,6 @@ VGR_WEIGHTS = (0.01, 0.1, 0.5)
 """Of SGD-VGR's penalty, beside its own: to see what depends on it."""
 LARGER = (5.0, 10.0)
 """How many times as large the paper's updates are."""
-
-
-@dataclass(frozen=True, eq=False)
-class VanishingRuns:
-    """All trainings, several seeds of each case."""
-
-    of: Mapping[VanishingCase, Sequence[VanishingRun]]
-
-    def escapes(self, case: VanishingCase) -> int:
-        return sum(each.escaped for each in self.of[case])
-
-    def stuck(self, cases: Iterable[VanishingCase]) -> bool:
-        return all(self.escapes(case) == 0 for case in cases)
-
-    def free(self, cases: Iterable[VanishingCase]) -> bool:
-        return all(self.escapes(case) == len(self.of[case]) for case in cases)
-
-    def finals(self, case: VanishingCase) -> list[float]:
-        return [each.final for each in self.of[case]]
-
-    def final_losses(self, cases: Iterable[VanishingCase]) -> str:
-        """Method, learning rate and training loss at the end."""
-        return ", ".join(f"{case.way} at {case.lr:g}: {spread(self.finals(case))}" for case in cases)
-
-    def escaping(self, cases: Iterable[VanishingCase]) -> str:
-        """Which of the cases leave the plateau, on how many seeds."""
-        found = [f"{case.way} at {case.lr:g} ({self.escapes(case)} of {len(self.of[case])})" for case in cases]
-        return ", ".join(found)
-
-    @property
-    def seeds(self) -> int:
-        return min(len(each) for each in self.of.values())
 
 
 def main_cases() -> list[VanishingCase]:
@@ -92,7 +59,7 @@ def judge(runs: VanishingRuns, effort: VanishingEffort) -> list[Claim]:
         _second_order(runs, first, second),
         _update_size(runs, first, second),
         _cross_entropy(runs),
-        _relu(runs, effort.lrs),
+        relu_claim(runs, effort),
         _adaptive(runs),
     ]
     if runs.seeds >= FEWEST_SEEDS:
@@ -253,49 +220,6 @@ def _cross_entropy(runs: VanishingRuns) -> Claim:
         f"{runs.final_losses(cases)} (plateau 2.30)",
         why,
     )
-
-
-def _relu(runs: VanishingRuns, lrs: Sequence[float]) -> Claim:
-    """Judged at the best of the learning rates: the paper gives none for ReLU, and those of Figure 6 suit sigmoids.
-
-    It fails where a method stays on the plateau at all of them. A run that diverged has not vanished: where there is
-    nothing else the claim is open. So it is for SGD-VGR alone: without its penalty, of unknown weight, it is SGD.
-    """
-    best = [best_rate(runs, way, lrs) for way in RATES]
-    left = [case for case in best if not runs.free([case])]
-    stuck = [case for case in left if case.way != "SGD-VGR" and _stays(runs, [replace(case, lr=lr) for lr in lrs])]
-    holds = False if stuck else None if left else True
-    rates = f"{', '.join(f'{lr:g}' for lr in lrs[:-1])} and {lrs[-1]:g}" if len(lrs) > 1 else f"{lrs[0]:g}"
-    away = [replace(case, lr=lr) for case in left for lr in lrs]
-    lost = [each.diverged for case in away for each in runs.of[case]]
-    what = "On the plateau at every rate" if stuck else "At no rate on every seed"
-    why = (
-        f"{what}: {', '.join(case.way for case in stuck or left)}; {sum(lost)} of {len(lost)} "
-        f"runs of {', '.join(case.way for case in left)} diverged. The paper does not give its rates."
-        f"{'' if stuck else ' Rates at which they are stable would decide it.'}"
-    )
-    return Claim(
-        "With ReLU the gradients do not vanish.",
-        holds,
-        "all train",
-        f"at the best rate of {rates}: {runs.final_losses(best)} (plateau 50); escaped: {runs.escaping(best)}",
-        "" if holds else why,
-    )
-
-
-def relu_cases(lrs: Sequence[float]) -> list[VanishingCase]:
-    return [VanishingCase(way, lr, activation="ReLU") for way in RATES for lr in lrs]
-
-
-def best_rate(runs: VanishingRuns, way: str, lrs: Sequence[float]) -> VanishingCase:
-    """Of a method on the ReLU network: where it leaves the plateau on most seeds, then with the lowest mean loss."""
-    cases = [case for case in relu_cases(lrs) if case.way == way]
-    return min(cases, key=lambda case: (-runs.escapes(case), fmean(runs.finals(case))))
-
-
-def _stays(runs: VanishingRuns, cases: Sequence[VanishingCase]) -> bool:
-    """Whether no run leaves the plateau, and some of them did not diverge."""
-    return runs.stuck(cases) and not all(each.diverged for case in cases for each in runs.of[case])
 
 
 def _adaptive(runs: VanishingRuns) -> Claim:

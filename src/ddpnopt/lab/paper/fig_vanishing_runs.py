@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ddpnopt.lab import style
+from ddpnopt.lab.paper.captions import spread
 from ddpnopt.lab.paper.item import Context
 from ddpnopt.lab.paper.item_runs import outcomes
 from ddpnopt.lab.paper.readings import KRONECKER, reading
@@ -55,6 +56,8 @@ VANISHING_METHODS = {
 PLATEAUS = {"MMC": MMC_UNTRAINED, "CE": math.log(CLASSES)}
 """The loss of a network that does not distinguish the classes at all."""
 LOSSES = {"MMC": "mmc", "CE": "cross_entropy"}
+# The learning rates of the paper's Figure 6; its Figure 12 tries others around them.
+RATES = {"SGD": 0.1, "SGD-VGR": 0.1, "EKFAC": 0.03, "DDPNOpt": 0.03, "DDPNOpt2nd": 0.03}
 NETWORKS = {"sigmoid": "sigmoid-9", "ReLU": "relu-9"}
 
 
@@ -80,6 +83,8 @@ class VanishingEffort:
     lrs: tuple[float, ...]
     n_train: int | None = None
     batch_size: int = 8
+    lower: tuple[float, ...] = ()
+    """Further rates on the ReLU network, for the methods that are stable at none of the others on every seed."""
 
     @property
     def steps(self) -> int:
@@ -114,6 +119,38 @@ class VanishingRun:
     @property
     def escaped(self) -> bool:
         return self.final < ESCAPED * PLATEAUS[self.case.objective]
+
+
+@dataclass(frozen=True, eq=False)
+class VanishingRuns:
+    """All trainings, several seeds of each case."""
+
+    of: Mapping[VanishingCase, Sequence[VanishingRun]]
+
+    def escapes(self, case: VanishingCase) -> int:
+        return sum(each.escaped for each in self.of[case])
+
+    def stuck(self, cases: Iterable[VanishingCase]) -> bool:
+        return all(self.escapes(case) == 0 for case in cases)
+
+    def free(self, cases: Iterable[VanishingCase]) -> bool:
+        return all(self.escapes(case) == len(self.of[case]) for case in cases)
+
+    def finals(self, case: VanishingCase) -> list[float]:
+        return [each.final for each in self.of[case]]
+
+    def final_losses(self, cases: Iterable[VanishingCase]) -> str:
+        """Method, learning rate and training loss at the end."""
+        return ", ".join(f"{case.way} at {case.lr:g}: {spread(self.finals(case))}" for case in cases)
+
+    def escaping(self, cases: Iterable[VanishingCase]) -> str:
+        """Which of the cases leave the plateau, on how many seeds."""
+        found = [f"{case.way} at {case.lr:g} ({self.escapes(case)} of {len(self.of[case])})" for case in cases]
+        return ", ".join(found)
+
+    @property
+    def seeds(self) -> int:
+        return min(len(each) for each in self.of.values())
 
 
 def config(case: VanishingCase, seed: int, effort: VanishingEffort, judged: str = JUDGED) -> RunConfig:

@@ -40,15 +40,15 @@ def rule(seeds: int) -> str:
     return RULE + (f", wider because the first {before} had been looked at before" if seeds > USUAL_SEEDS else "")
 
 
-def standard_errors(seeds: int, comparisons: int = 1) -> float:
+def standard_errors(seeds: int, comparisons: int = 1, usual: int = USUAL_SEEDS) -> float:
     """How many of them are the margin of error.
 
-    Beyond the usual number of seeds it is wider, since the first of them have been looked at; and it is wider where any
-    of several comparisons may decide (Bonferroni).
+    Beyond the `usual` number of seeds it is wider, since the first of them have been looked at; and it is wider where
+    any of several comparisons may decide (Bonferroni).
     """
     chance = CHANCE / (2 * comparisons)
     quantile = student_quantile(1 - chance, max(seeds, FEWEST_SEEDS) - 1)
-    looks = THREE_LOOKS if seeds > SECOND_LOOK else TWO_LOOKS if seeds > USUAL_SEEDS else 1.0
+    looks = THREE_LOOKS if seeds > SECOND_LOOK else TWO_LOOKS if seeds > usual else 1.0
     return quantile * looks
 
 
@@ -75,21 +75,23 @@ class Estimate:
     mean: float
     error: float
     seeds: int
+    usual: int = USUAL_SEEDS
+    """With more than so many, it is the second look at them."""
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Estimate:
+    def of(cls, values: Iterable[float], usual: int = USUAL_SEEDS) -> Estimate:
         numbers = list(values)
         enough = len(numbers) >= FEWEST_SEEDS and all(map(math.isfinite, numbers))
         error = stdev(numbers) / math.sqrt(len(numbers)) if enough else math.inf
-        return cls(fmean(numbers) if numbers else math.nan, error, len(numbers))
+        return cls(fmean(numbers) if numbers else math.nan, error, len(numbers), usual)
 
     @property
     def margin(self) -> float:
-        return standard_errors(self.seeds) * self.error
+        return standard_errors(self.seeds, usual=self.usual) * self.error
 
     def behind(self, comparisons: int) -> bool:
         """Whether it is negative, beyond the error of the worst of several comparisons."""
-        return -self.mean > standard_errors(self.seeds, comparisons) * self.error
+        return -self.mean > standard_errors(self.seeds, comparisons, self.usual) * self.error
 
     @property
     def positive(self) -> bool | None:
@@ -121,7 +123,12 @@ class Estimate:
             return None
         wanted = (abs(self.mean) / self.error) ** 2 / self.seeds if self.error else math.inf
         return next(
-            (n for n in range(FEWEST_SEEDS, MOST_SEEDS) if standard_errors(n, comparisons) ** 2 / n < wanted), None
+            (
+                n
+                for n in range(FEWEST_SEEDS, MOST_SEEDS)
+                if standard_errors(n, comparisons, self.usual) ** 2 / n < wanted
+            ),
+            None,
         )
 
     def text(self, digits: int) -> str:
@@ -130,9 +137,9 @@ class Estimate:
         return f"{shown} ± {self.error:.{digits}f}" if math.isfinite(self.error) else shown
 
 
-def difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
+def difference(ours: Sequence[float], theirs: Sequence[float], usual: int = USUAL_SEEDS) -> Estimate:
     """Of the seeds that both have, which are the first ones of each."""
-    return Estimate.of(a - b for a, b in zip(ours, theirs, strict=False))
+    return Estimate.of((a - b for a, b in zip(ours, theirs, strict=False)), usual)
 
 
 def better(gains: Iterable[float]) -> bool:
@@ -194,7 +201,11 @@ def held_elsewhere(claim: Claim, others: Sequence[tuple[Reading, Mapping[str, bo
 
 
 def lead_over(
-    ours: Sequence[float], theirs: Sequence[float], learned: Sequence[bool], comparisons: int
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    learned: Sequence[bool],
+    comparisons: int,
+    usual: int = USUAL_SEEDS,
 ) -> tuple[bool | None, Estimate]:
     """Whether one method is ahead of one of several rivals, and its lead.
 
@@ -202,11 +213,13 @@ def lead_over(
     is ahead of all. It is behind where the lead over all seeds is negative, beyond the error of the worst of the
     `comparisons` with its rivals: one of them refutes, while all are needed to be the best.
     """
-    whole = difference(ours, theirs)
+    whole = difference(ours, theirs, usual)
     if whole.behind(comparisons):
         return False, whole
     pairs = zip(ours, theirs, learned, strict=False)
-    kept = Estimate.of(a - b for a, b, good in pairs if good)
+    # counted from the seeds that were run: where some are left out, it is no less a second look
+    again = usual if len(learned) <= usual else 0
+    kept = Estimate.of((a - b for a, b, good in pairs if good), again)
     return (True if kept.positive else None), kept if kept.seeds else whole
 
 
