@@ -49,7 +49,7 @@ def figure(name: str) -> str:
         "ratio": ratio,
         "constant": constant,
         "readings": readings,
-        "tasks": lambda _: str(len({row["task"] for path in ("suite", "sealed") for row in rows(f"suite/{path}.csv")})),
+        "tasks": tasks,
         "suite": suite,
         "sealed": partial(suite, path="suite/sealed.csv"),
         "sealed-again": partial(suite, path="suite/sealed-again.csv"),
@@ -176,6 +176,19 @@ def readings(what: str, reading: str) -> str:
     mine = [row for row in rows(f"{what}/readings.csv") if row["V_xx"] == reading]
     verdicts = [part for row in mine for value in row.values() if value for part in value.split(", ")]
     return ", ".join(str(verdicts.count(verdict)) for verdict in ("holds", "does not hold", "open"))
+
+
+def tasks(which: str) -> str:
+    """`tasks all`: the tasks that the suite defines; `tasks unseen`: those of them that no table of results has."""
+    defined = {
+        node.name
+        for path in (ROOT / "src" / "ddpnopt" / "lab" / "suite").glob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+        and any(isinstance(by, ast.Call) and ast.unparse(by.func) == "suite_task" for by in node.decorator_list)
+    }
+    seen = {row["task"] for path in ("suite", "sealed") for row in rows(f"suite/{path}.csv")}
+    return str(len({"all": defined, "unseen": defined - seen}[which]))
 
 
 def suite(method: str, what: str = "", *, path: str = "suite/suite.csv") -> str:

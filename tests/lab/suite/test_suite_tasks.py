@@ -21,6 +21,7 @@ POSITIVE = {
     "nats per picture",
     "pinball loss",
     "deviance",
+    "cost",
 }
 
 each_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())

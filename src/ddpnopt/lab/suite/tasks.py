@@ -9,6 +9,7 @@ from ddpnopt.lab.suite import (
     batch_sizes,
     convolution_kinds,
     counting,
+    curves_over_time,
     densities,
     embeddings,
     fully_connected,
@@ -30,6 +31,7 @@ from ddpnopt.lab.suite import (
     orders,
     photo_outputs,
     picture_kinds,
+    pictures_of_parts,
     pixel_fields,
     prefixes,
     pretrained,
@@ -45,6 +47,8 @@ from ddpnopt.lab.suite import (
     sets_and_graphs,
     signals,
     skewed_targets,
+    symbol_patterns,
+    table_losses,
     tabular,
     target_kinds,
     time_and_motion,
@@ -117,6 +121,10 @@ MODULES = (
     unlabelled,
     valley_and_orders,
     tours,
+    table_losses,
+    pictures_of_parts,
+    symbol_patterns,
+    curves_over_time,
 )
 
 TASKS: dict[str, SuiteTask] = {task.name: task for module in MODULES for task in module.TASKS}
