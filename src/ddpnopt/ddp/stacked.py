@@ -37,7 +37,9 @@ def can_be_stacked(stages: list[Stage]) -> bool:
     if dtype not in (torch.float32, torch.float64):
         return False
     for stage in stages:
-        if type(stage.layer) is not Linear or stage.x.dim() != 2 or stage.later is not None or len(stage.p_h) > 1:
+        if type(stage.layer) is not Linear or not stage.layer.mixes_features or stage.later is not None:
+            return False
+        if stage.x.dim() != 2 or len(stage.p_h) > 1:
             return False
         o, n = stage.layer.weight_shape
         if max(o, n) > DENSE or o * n > COPIED or stage.x.dtype != dtype or stage.weights[0].dtype != dtype:
