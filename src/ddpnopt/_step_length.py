@@ -76,11 +76,11 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
         if longer > 1.0:
             return longer
     if found.loss > 0:
-        error, kappa = length.error(found, step.fraction, change), length.kappa
+        error = length.error(found, step.fraction, change)
         planned = step.planned and step.loss_before is not None
         length.learn(found, step.asked, step.fraction, change, planned=planned, steps=1 + rollouts.planned)
         if not step.planned and step.value is not None:
-            rollouts.observe(step.asked, step.value.reaction(), error, length.kappa / kappa)
+            rollouts.observe(step.asked, step.value.reaction(), error, length.kappa)
     if step.planned:
         rollouts.follow(step.asked)
     if step.rest:

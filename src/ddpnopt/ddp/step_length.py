@@ -264,11 +264,11 @@ class StepLength:
         self.doubted, self.tested = max(self.doubted, DOUBTED * self.kappa), self.steps
 
     def error(self, found: Evidence, taken: float, change: float | None) -> float:
-        """How far the change of the loss is from what kappa says, relative to the first-order decrease."""
+        """How far the loss is above what kappa, and the part that never comes, say; relative to the decrease."""
         decrease = taken * found.own
         if change is None or decrease < RESOLUTION:
             return 0.0
-        return (change + decrease - 0.5 * self.kappa * found.own_curvature * taken**2) / decrease
+        return (change + decrease - 0.5 * self.kappa * found.own_curvature * taken**2) / decrease - self.amiss
 
     def learn(
         self,
@@ -282,15 +282,15 @@ class StepLength:
     ) -> None:
         """Take in a step of fraction `taken`, `asked` times a scheduler's factor, and the true change of the loss.
 
-        A `planned` step has no change to learn from: kappa stays what the last roll-out has found. The next one, so
-        many `steps` after it, counts for all of them.
+        A `planned` step has no change to learn from: kappa becomes what the roll-outs have found, which the slopes may
+        have raised since. The next roll-out, so many `steps` after the last one, counts for all of them.
         """
         if taken <= 0 or found.own < RESOLUTION:
             return
         self.fraction, self.taken = asked, taken  # the factor is not remembered: each step has it once
         decrease = self.decrease = taken * found.own
         if planned:
-            pass
+            self._settle()
         elif change is None or decrease < RESOLUTION:
             self.kappa = max(self.kappa / GROWTH, LEAST_KAPPA)  # bounded by the slope after the step alone
         else:
@@ -329,6 +329,10 @@ class StepLength:
         self.model_curvature = decay * self.model_curvature + (1 - decay) * model * share
         self.promised = decay * self.promised + (1 - decay) * decrease * share
         self.amiss = max(0.0, min(self.amiss, 0.5 * self.true_curvature / self.promised))  # it may be less by now
+        self._settle()
+
+    def _settle(self) -> None:
+        """Let kappa be what the running means say, or half of what it was."""
         self.kappa = max(self._curvature(), LEAST_KAPPA, self.kappa / GROWTH)
 
     def _curvature(self) -> float:

@@ -20,6 +20,7 @@ from ddpnopt.linear.metric import Metric
 CHUNK = 2**24  # numbers held at once where a Gram matrix goes through explicit gradients
 SYMMETRIC, PIECES = 512, 8  # from so many places of all samples on, half of a Gram matrix, in so many pieces
 TEMPORARY = 5 * 2**18  # … that are not stored: small enough for the cache
+STORED = 2**18  # numbers of explicit gradients that are stored in any case
 
 
 class Sums(Protocol):
@@ -216,5 +217,6 @@ def form_over_places(
     if others * P * P * (J + O) < O * J * (P + others):
         return ByPlaces
     if recompute is None:
-        recompute = prod(layer.weight_shape) > x[0].numel() + p[0].numel()
+        weights = prod(layer.weight_shape)
+        recompute = weights > x[0].numel() + p[0].numel() and len(x) * weights > STORED
     return Recomputed if recompute else Explicit
