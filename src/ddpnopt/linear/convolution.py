@@ -7,7 +7,6 @@ places of it: x is then (B, uses, C, …), and h (B, uses, O, …).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 
 import torch
@@ -16,13 +15,10 @@ from torch import Tensor
 
 from ddpnopt.linear.layer import Layer, Parts
 
-CHANNELS = 32  # of a group from which on each kernel offset is a product of its own: large enough without copies
-WINDOWS = 100_000  # numbers of one sample's input up to which all kernel offsets are processed together
-GROUPED_CHANNELS, GROUPED_PAIRS = 8, 1024  # least input channels, most pairs with outputs, of a grouped convolution
-GROUPED_OUTPUTS = 8  # up to which one with fewer inputs is grouped, too
+BLOCK = 8  # channels that torch's kernel for grouped convolutions processes at once
+GROUPED_PAIRS = 4096  # of input and output channels, at most, of a convolution that is grouped
 GROUPED_PLACES = 32  # pairs for each place at which a convolution with a stride is applied, at most
-COLUMNS = 32  # inputs x kernel up to which all patches are copied where channels are last in memory
-CACHED = 600_000  # numbers of inputs and output gradients processed at once, to stay in the cache
+CACHED = 2**18  # numbers of patches that are copied at once, to stay in the cache
 
 
 @dataclass(frozen=True)
@@ -112,60 +108,24 @@ class Conv(Layer):
             if v.stride(1) == 1 and x.stride(1) == 1:  # channels last in memory
                 return torch.bmm(v.movedim(1, -1).flatten(1, -2).mT, x.movedim(1, -1).flatten(1, -2))[:, None]
             return torch.bmm(v.flatten(2), x.flatten(2).mT)[:, None]
-        if self._is_grouped_faster(x, v):
-            return self._as_groups(x, v)
-        strided, images = any(s > 1 for s in self.stride), x.dim() == 4 and self.groups == 1
-        if images and (strided or (v.stride(1) == 1 and prod(self.weight_shape[1:]) <= COLUMNS)):
-            return self._over_columns(x, v)
-        if strided:
-            return super().sample_grads(x, v)
-        # With unit stride not all patches need to be materialised: with v laid out on the grid of the padded input,
-        # each kernel offset is one batched matrix product with the shifted input. Several offsets side by side make
-        # the products larger; a few samples at a time keep everything in the cache.
-        x, kernel, g = self._padded(x), self.weight_shape[2:], self.groups
-        B, C, O, K = len(x), x.shape[1] // g, v.shape[1] // g, prod(kernel)
-        grid = [n + 2 * p for n, p in zip(x.shape[2:], self.padding, strict=True)]
-        steps = [prod(grid[d + 1 :]) for d in range(len(grid))]  # of the flat padded input
-        places = [
-            sum(k * r * s for k, r, s in zip(place, self.dilation, steps, strict=True))
-            for place in product(*map(range, kernel))
-        ]
-        together = 1 if C >= CHANNELS else K if C * K * prod(grid) <= WINDOWS else kernel[-1]
-        starts, shifts = places[::together], places[:together]
-        length = 1 + sum((n - 1) * s for n, s in zip(v.shape[2:], steps, strict=True))  # from first to last place of v
-        width = prod(grid) - shifts[-1]
-        some = min(B, max(1, CACHED // (x.shape[1] + v.shape[1]) // prod(grid)))
-
-        inputs, gradients = (
-            _empty_like_layout(x, (some, g * C, *grid)).zero_(),
-            _empty_like_layout(v, (some, g * O, *grid)).zero_(),
-        )
-        inside = [slice(p, p + n) for p, n in zip(self.padding, x.shape[2:], strict=True)]
-        corner = [slice(n) for n in v.shape[2:]]
-        windows = _empty_like_layout(x, (some * g, together * C, width)) if together > 1 else inputs
-        products = x.new_empty(len(starts), some * g, O, together * C)
-        out = x.new_empty(B, g, O, C, len(starts), together)
-        for b in range(0, B, some):
-            n = min(some, B - b)
-            inputs[(slice(n), slice(None), *inside)] = x[b : b + n]
-            gradients[(slice(n), slice(None), *corner)] = v[b : b + n]
-            flat = inputs[:n].flatten(2).reshape(n * g, C, -1)
-            for j, shift in enumerate(shifts if together > 1 else ()):
-                windows[: n * g, j * C : (j + 1) * C] = flat[:, :, shift : shift + width]
-            left = gradients[:n].flatten(2).reshape(n * g, O, -1)[:, :, :length]
-            right = windows[: n * g] if together > 1 else flat
-            for i, start in enumerate(starts):
-                torch.bmm(left, right[:, :, start : start + length].mT, out=products[i, : n * g])
-            found = products[:, : n * g].view(len(starts), n, g, O, together, C)
-            out[b : b + n] = found.permute(1, 2, 3, 5, 0, 4)
-        return out.view(B, g, O, -1)
+        x, v = x.contiguous(), v.contiguous()  # what follows is so much slower with channels last that a copy pays
+        return self._as_groups(x, v) if self._is_grouped_faster(x, v) else self._over_columns(x, v)
 
     def _over_columns(self, x: Tensor, v: Tensor) -> Tensor:
-        """Through all patches of an image at once, by torch's own copy."""
-        columns = F.unfold(self._padded(x), self.weight_shape[2:], self.dilation, self.padding, self.stride)
-        if v.stride(1) == 1:
-            return torch.bmm(columns, v.movedim(1, -1).flatten(1, 2)).mT.contiguous()[:, None]
-        return torch.bmm(v.flatten(2), columns.mT)[:, None]
+        """Through copies of all patches, a few samples at a time."""
+        x, g, kernel = self._all_padded(x), self.groups, self.weight_shape[2:]
+        (B, C), O, out = x.shape[:2], v.shape[1], v.shape[2:]
+        J, P, steps = C // g * prod(kernel), prod(out), x.stride()[2:]
+        within = [r * n for r, n in zip(self.dilation, steps, strict=True)]
+        between = [s * n for s, n in zip(self.stride, steps, strict=True)]
+        patches = x.as_strided((B, C, *kernel, *out), (*x.stride()[:2], *within, *between), x.storage_offset())
+        v, found = v.reshape(B, g, O // g, P), x.new_empty(B, g, O // g, J)
+        some = max(1, CACHED // max(1, g * J * P))
+        for b in range(0, B, some):
+            n = min(some, B - b)
+            columns = patches[b : b + n].reshape(n * g, J, P)
+            torch.bmm(v[b : b + n].flatten(0, 1), columns.mT, out=found[b : b + n].view(n * g, O // g, J))
+        return found
 
     def _is_pointwise(self) -> bool:
         """Whether it is a linear layer at each pixel."""
@@ -178,14 +138,11 @@ class Conv(Layer):
             return False
         if self.groups > 1:
             return self.groups == x.shape[1] == v.shape[1]  # one input channel for each output channel
-        pairs = self.weight_shape[0] * self.weight_shape[1]
-        if any(s > 1 for s in self.stride):
-            return pairs <= GROUPED_PLACES * v[0, 0].numel()
-        if pairs > GROUPED_PAIRS:
+        outputs, inputs = self.weight_shape[:2]
+        if outputs % BLOCK or inputs % BLOCK:
             return False
-        # with fewer input channels, few patches are copied sooner, unless the channels are last in memory
-        many = v.stride(1) == 1 and prod(self.weight_shape[1:]) > COLUMNS
-        return self.weight_shape[1] >= GROUPED_CHANNELS or self.weight_shape[0] <= GROUPED_OUTPUTS or many
+        strided = any(s > 1 for s in self.stride)
+        return outputs * inputs <= (GROUPED_PLACES * v[0, 0].numel() if strided else GROUPED_PAIRS)
 
     def _as_groups(self, x: Tensor, v: Tensor) -> Tensor:
         """One convolution in which every sample is a group of its own: the gradient of its weights is that we want."""
@@ -220,10 +177,3 @@ class Conv(Layer):
 
     def unrows(self, rows: Tensor) -> Tensor:
         return rows.permute(0, 2, 3, 1).flatten(1)
-
-
-def _empty_like_layout(like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """An uninitialised tensor, (B, channels, …), with the channels last in memory if `like` has them so."""
-    if like.stride(1) < like.stride(-1):
-        return like.new_empty(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
-    return like.new_empty(shape)
