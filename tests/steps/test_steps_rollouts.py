@@ -12,7 +12,7 @@ from step_runs import losses_of
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
-from ddpnopt.ddp.rollouts import LONGEST, REACTED, SETTLED, TRUSTED, Rollouts
+from ddpnopt.ddp.rollouts import BACK, LONGEST, REACTED, SETTLED, TRUSTED, Rollouts
 from ddpnopt.ddp.step_length import SURPRISE
 from ddpnopt.trace.replay import Playback
 
@@ -116,11 +116,11 @@ def test_roll_outs_become_rarer_while_they_confirm_the_plan() -> None:
 @pytest.mark.parametrize(
     "found", [(2 * REACTED, 0.0, 1.0), (0.0, 2 * TRUSTED, 1.0), (0.0, 0.0, 2 * SETTLED), (0.0, 0.0, 0.5 / SETTLED)]
 )
-def test_a_roll_out_that_does_not_confirm_the_plan_halves_the_interval(found: tuple[float, float, float]) -> None:
+def test_a_roll_out_that_does_not_confirm_the_plan_divides_the_interval(found: tuple[float, float, float]) -> None:
     rollouts = Rollouts(LONGEST)
     confirmed(rollouts, 7)
     rollouts.observe(1.0, *found)
-    assert rollouts.interval == LONGEST // 2
+    assert rollouts.interval == LONGEST // BACK
 
 
 def test_a_step_that_has_not_lowered_the_loss_brings_all_roll_outs_back() -> None:

@@ -8,7 +8,7 @@ every stage has the solution y of the first one,
 so that all updates are known without a second forward pass: the *plan*. A roll-out of the new weights shows how far the
 layers' reactions to the true states lead away from it, and the true loss after the step, from which kappa comes
 (`ddp.step_length`). While both confirm what was known before, the next steps follow the plan, twice as many each time;
-after a roll-out that does not confirm it half as many, and none if its step has not lowered the loss. A loss that is
+after a roll-out that does not confirm it a quarter as many, and none if its step has not lowered the loss. A loss that is
 lower than predicted confirms the plan, too. What a roll-out says holds for steps of its length: after a longer one the
 next is rolled out.
 
@@ -23,6 +23,7 @@ import math
 from dataclasses import dataclass
 
 LONGEST = 16  # steps from one roll-out to the next, at most
+BACK = 4  # by which a roll-out that does not confirm the plan divides that
 SHORTER = (3 - math.sqrt(5)) / 2  # the share of intervals that are one step shorter: irrational, so without a period
 REACTED = 0.3  # difference of the samples' weights from the plan, relative to it, up to which it is confirmed
 TRUSTED = 0.15  # error of the predicted decrease, relative to it, up to which it is
@@ -62,7 +63,7 @@ class Rollouts:
         if reaction <= REACTED and error <= TRUSTED and settled:
             self.interval = min(2 * self.interval, self.longest)
         else:  # once all of the decrease is missing, nothing is known of the next steps
-            self.interval = max(1, self.interval // 2) if error < 1 else 1
+            self.interval = max(1, self.interval // BACK) if error < 1 else 1
         self.length, self.kappa, self.planned, self.count = length, kappa, 0, self.count + 1
 
     def doubt(self) -> None:
