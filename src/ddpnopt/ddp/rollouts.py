@@ -8,9 +8,9 @@ every stage has the solution y of the first one,
 so that all updates are known without a second forward pass: the *plan*. A roll-out of the new weights shows how far the
 layers' reactions to the true states lead away from it, and the true loss after the step, from which kappa comes
 (`ddp.step_length`). While both confirm what was known before, the next steps follow the plan, twice as many each time;
-after a roll-out that does not confirm it a quarter as many, and none if its step has not lowered the loss. A loss that is
-lower than predicted confirms the plan, too. What a roll-out says holds for steps of its length: after a longer one the
-next is rolled out.
+after a roll-out that does not confirm it a quarter as many, and none if its step has not lowered the loss. A loss that
+is lower than predicted confirms the plan, too. What a roll-out says holds for steps of its length: after a longer one
+the next is rolled out.
 
 Training loops have periods: losses in turn, batches in a fixed order. Roll-outs every eighth step would see one of two
 losses only, and know nothing of the other. So some intervals are one step shorter, in the order of a Fibonacci word,
