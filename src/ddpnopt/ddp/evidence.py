@@ -31,13 +31,18 @@ def is_round(factor: float, tol: float, first_digits: tuple[float, ...] = ()) ->
     """Whether a factor is one that people write: 2, 0.05, 1/3, 1/32, …, or begins with one of the given digits."""
     if not 1e-300 < factor < 1e300:  # beyond that a power of two, or the inverse, is not a float
         return False
-    digits, rel = (ROUND, tol / 10) if tol < 1e-3 else (COARSE, tol / 3)
-    digits = first_digits or digits
+    fine = tol < 1e-3
+    rel = tol / 10 if fine else tol / 3
+    digits = first_digits or (ROUND if fine else COARSE)
     for number in (factor, 1 / factor):
         first = number / 10.0 ** math.floor(math.log10(number) + rel)
-        power = 2.0 ** round(math.log2(number))
-        if any(abs(first - digit) <= rel * digit for digit in digits):
+        if digits is ROUND:  # the nearest is enough, and there are many
+            near = min(99, max(10, round(10 * first))) / 10
+            if abs(first - near) <= rel * near:
+                return True
+        elif any(abs(first - digit) <= rel * digit for digit in digits):
             return True
+        power = 2.0 ** round(math.log2(number))
         if not first_digits and 1 <= power <= 1024 and abs(number - power) <= rel * power:
             return True
     return False

@@ -19,7 +19,8 @@ from ddpnopt.ddp.evidence import has_usual_scale, is_round, says_something, shar
 from ddpnopt.ddp.loss import AnyLoss, LinearLoss, Loss, UnknownLoss
 
 NO_FORM = ("unknown", "squared_error")  # what a loss is taken for where nothing fits
-TRIES, AGAIN = 5, 16  # steps without success after which the rare forms are tried in one of so many alone
+TRIES, AGAIN = 5, 16  # attempts without success after which the rare forms are tried so many steps later
+LATEST = 256  # … twice as many after each further one, up to so many
 FAR = 2.0  # times what is within reach of the outputs is the most that a loss of unknown form is taken to be
 
 
@@ -54,7 +55,8 @@ class Search:
     """Whether to try the rare forms of losses, which takes longer than the step where none of them fits."""
 
     steps: int = 0
-    failures: int = 0  # in a row
+    failures: int = 0  # attempts in a row
+    again: int = 0  # the step in which they are tried next
     last: Form | None = None  # what was found in the last step, where it is one that can be tried again
     known: set[int] = field(default_factory=set)  # the outputs whose loss was found in the last step
     apart: bool = False  # whether passes of one backward pass have been found to have losses of their own
@@ -62,14 +64,19 @@ class Search:
     def is_due(self, outputs: int) -> list[bool]:
         """Whether to try them in this step, at each of several outputs."""
         self.steps += 1
-        due = self.failures < TRIES or self.steps % AGAIN == 0
+        due = self.steps >= self.again
         return [due or k in self.known for k in range(outputs)]
 
     def note(self, losses: list[AnyLoss]) -> None:
         """What was found in a step."""
         self.known = {k for k, loss in enumerate(losses) if loss.certain or loss.kind not in NO_FORM}
         success = len(self.known) == len(losses)
-        self.failures = 0 if success else self.failures + 1
+        if success:  # it may be chance
+            self.failures, self.again = max(0, self.failures - 1), 0
+        elif self.steps >= self.again:
+            later = self.failures - TRIES + 1
+            self.failures += 1
+            self.again = self.steps + (min(AGAIN * 2**later, LATEST) if later >= 0 else 1)
         only = losses[0] if len(losses) == 1 and success else None
         self.last = Form.of(only) if isinstance(only, Loss) else None
 
