@@ -26,7 +26,8 @@ from ddpnopt._distributed import Peers
 from ddpnopt.ddp.covariance import Root, note_scale, observe, root, scale
 from ddpnopt.linear.layer import Layer, Parts
 
-DECAY = 0.95  # of the running averages: they cover the first twenty steps, and about the last eighty later
+DECAY = 0.95  # of the running averages: they cover the first twenty steps, and about the last forty later
+LATER = 2  # steps that count as one of the first ones
 EVERY_STEP = 20  # steps in which each batch may be looked at; after them every REFRESH-th at most
 REFRESH = 4
 LONGEST = 16  # steps from one look to the next where looks change little
@@ -165,13 +166,13 @@ def look(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers
     if since < state.get("look_every", 1):
         return mixes
     state["last_look"] = steps
+    # what was seen long ago counts as little after rare looks as after many
+    decay = DECAY ** (since if steps <= EVERY_STEP else since / LATER)
     if input_dim is not None and output_dim is not None and mixes:
-        # what was seen long ago counts as little after rare looks as after many
-        decay = DECAY ** (since if steps <= EVERY_STEP else max(1.0, since / REFRESH))
         change = _observe_moments(x, p, input_dim, output_dim, state, peers, name, decay)
         state["look_every"] = _next_look(steps, state.get("look_every", 1), change, peers)
     else:
-        _observe(x, p, input_dim, output_dim, state, peers)
+        _observe(x, p, input_dim, output_dim, state, peers, decay)
         state["look_every"] = 1 if steps < EVERY_STEP else REFRESH
     return mixes
 
@@ -201,17 +202,23 @@ def _observe_moments(
 
 
 def _observe(
-    x: Tensor, p: Tensor, input_dim: int | None, output_dim: int | None, state: dict[str, Any], peers: Peers
+    x: Tensor,
+    p: Tensor,
+    input_dim: int | None,
+    output_dim: int | None,
+    state: dict[str, Any],
+    peers: Peers,
+    decay: float,
 ) -> None:
     """Update the running profiles and the factors that follow from them."""
     if output_dim is not None:
-        state["output_factor"] = _factor(p, output_dim, state, "output", peers)
+        state["output_factor"] = _factor(p, output_dim, state, "output", peers, decay)
     if input_dim is not None:
-        factor, column = _factor(x, input_dim, state, "input", peers), scale(state, "input")
+        factor, column = _factor(x, input_dim, state, "input", peers, decay), scale(state, "input")
         state["input_factor"], state["output_factor"] = factor / column, state["output_factor"] * column
 
 
-def _factor(a: Tensor, dim: int, state: dict[str, Any], side: str, peers: Peers) -> Tensor:
+def _factor(a: Tensor, dim: int, state: dict[str, Any], side: str, peers: Peers, decay: float) -> Tensor:
     """The factors of all features of a."""
     kept = dim % a.dim()
     others = [d for d in range(a.dim()) if d != kept]
@@ -221,10 +228,10 @@ def _factor(a: Tensor, dim: int, state: dict[str, Any], side: str, peers: Peers)
         squares = peers.sum([squares * (share * peers.share(len(a)))])[0]
         share = 1.0
     mean = max(share * float(squares.mean()), torch.finfo(squares.dtype).tiny)
-    note_scale(state, side, mean, DECAY)
-    new = squares.mul_(share / mean * (1 - DECAY))
+    note_scale(state, side, mean, decay)
+    new = squares.mul_(share / mean * (1 - decay))
     old = state.get(side + "_profile")
-    running = state[side + "_profile"] = new if old is None else new.add_(old, alpha=DECAY)
+    running = state[side + "_profile"] = new if old is None else new.add_(old, alpha=decay)
     weight = state[side + "_weight"]
     return torch.add(running, FLOOR * weight).mul_(1 / weight).pow_(POWER)
 
