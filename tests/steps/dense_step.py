@@ -69,13 +69,14 @@ class Control:
     loose: bool = False
     inputs: Running = field(default_factory=Running)
     outputs: Running = field(default_factory=Running)
+    kernel: Running = field(default_factory=Running)
     least: float = 0.0
     last: list[Tensor] | None = None  # old minus new weights of the last step
     promised: tuple[float, float] = (0.0, 0.0)  # the decrease by it, and that of unseen samples
     bend: tuple[float, float] = (0.0, 0.0)  # running sum of the change of the slope along it, and of the weights
     every: int = 1  # steps from one look at the second moments to the next, in the first steps
     wait: int = 0  # steps until then
-    roots: tuple[Tensor, Tensor] | None = None
+    roots: list[Tensor] = field(default_factory=list)
     # of one step
     uses: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # input, and output with its graph
     p: list[Tensor] = field(default_factory=list)  # gradients at the outputs
@@ -91,6 +92,8 @@ class Control:
         """The layer with other weights, on a state."""
         if isinstance(self.module, nn.LayerNorm):
             return x * u[0] + u[1]
+        if isinstance(self.module, nn.Conv2d):
+            return F.conv2d(x, *u, padding=self.module.padding)
         return F.embedding(x, u[0]) if isinstance(self.module, nn.Embedding) else F.linear(x, *u)
 
     def effect(self, x_hat: Tensor, du: list[Tensor]) -> Tensor:
@@ -102,6 +105,8 @@ class Control:
 
     def balance(self) -> Callable[[list[Tensor]], list[Tensor]]:
         """From gradients in the weights to gradients in balanced variables, and from steps there to steps."""
+        if isinstance(self.module, nn.Conv2d):
+            return self._of_convolution(self.module)
         rows = torch.cat([p.reshape(-1, p.shape[-1]) for p in self.p]) if self.p else None
         if self.loose:
             self.outputs.see(self.P[0].flatten(1).square().mean(0))
@@ -114,16 +119,41 @@ class Control:
             self.outputs.see(rows.square().mean(0))
             psi = self.outputs.factors()
             return lambda parts: [parts[0] * psi]
-        if self.wait == 0 or self.roots is None:
-            read = torch.cat([x.reshape(-1, x.shape[-1]) for x, _ in self.uses])
-            self.inputs.see(read.T @ read / len(read), self.every)
-            self.outputs.see(rows.T @ rows / len(rows), self.every)
-            self.roots = self.inputs.root(), self.outputs.root()
-            changes = self.inputs.change, self.outputs.change
-            self.every = self.wait = max(1, int(self.every * min(2.0, STEADY / max(*changes, 1e-9))))
-        self.wait -= 1
-        (A, G), column = self.roots, self.inputs.scale
+        A, G = self._look({"inputs": torch.cat([x.reshape(-1, x.shape[-1]) for x, _ in self.uses]), "outputs": rows})
+        column = self.inputs.scale
         return lambda parts: [G @ parts[0] @ A, *(column * b @ G for b in parts[1:])]
+
+    def _of_convolution(self, module: nn.Conv2d) -> Callable[[list[Tensor]], list[Tensor]]:
+        """A matrix each for channels, outputs and the places of the kernel."""
+        [(x, _)], [p] = self.uses, self.p
+        seen = F.unfold(x.flatten(0, 1)[:, None], module.kernel_size, padding=module.padding).mT.flatten(0, 1)
+        rows = {"inputs": _channels(x), "outputs": _channels(p)}
+        A, G, *kernel = self._look(rows | {"kernel": seen} if seen.shape[1] > 1 else rows)
+        R = kernel[0] if kernel else torch.ones(1, 1)
+        column, k = self.inputs.scale, module.kernel_size
+
+        def scale(parts: list[Tensor]) -> list[Tensor]:
+            weight = torch.einsum("ab,...bck,cd,kl->...adl", G, parts[0].flatten(-2), A, R).unflatten(-1, k)
+            return [weight, *(column * b @ G for b in parts[1:])]
+
+        return scale
+
+    def _look(self, rows: dict[str, Tensor]) -> list[Tensor]:
+        """The roots of the second moments of each, after a look at their rows where one is due."""
+        running = [getattr(self, name) for name in rows]
+        if self.wait == 0 or not self.roots:
+            for each, seen in zip(running, rows.values(), strict=True):
+                each.see(seen.T @ seen / len(seen), self.every)
+            self.roots = [each.root() for each in running]
+            change = max(1e-9, *(each.change for each in running))
+            self.every = self.wait = max(1, int(self.every * min(2.0, STEADY / change)))
+        self.wait -= 1
+        return self.roots
+
+
+def _channels(a: Tensor) -> Tensor:
+    """(places of all samples, channels)."""
+    return a.movedim(1, -1).flatten(0, -2)
 
 
 class DenseStep:
@@ -174,8 +204,8 @@ class DenseStep:
         """Those that the layers count as, from how much a change of each does to the loss."""
         sizes = [float(control.parameters[0].detach().square().mean().sqrt()) for control in self.controls]
         if not self.controls[0].least:
-            linear = [isinstance(c.module, nn.Linear) and not c.loose for c in self.controls]
-            usual = [(3 * c.parameters[0].shape[-1]) ** -0.5 for c in self.controls]
+            linear = [isinstance(c.module, nn.Linear | nn.Conv2d) and not c.loose for c in self.controls]
+            usual = [(3 * max(1, c.parameters[0][:1].numel())) ** -0.5 for c in self.controls]
             gains = [size / u for size, u, mixes in zip(sizes, usual, linear, strict=True) if mixes]
             total = self.controls[linear.index(True)].inputs.scale * math.prod(gains) if gains else 1.0
             larger = max(1.0, total ** (-1 / max(1, len(gains))))

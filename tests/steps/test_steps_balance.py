@@ -47,6 +47,12 @@ def inverse_root(C: Tensor) -> Tensor:
     return Q @ torch.diag(values**-0.25) @ Q.T
 
 
+def places_root(x: Tensor) -> Tensor:
+    """The root of the second moments of what a kernel of 3 x 3 sees of each channel."""
+    seen = nn.functional.unfold(x.flatten(0, 1)[:, None], 3, padding=1)  # (B C, 9, places)
+    return inverse_root(moments(seen, 1))
+
+
 def explicit_scale(name: str, x: Tensor, p: Tensor, u: list[Tensor]) -> list[Tensor]:
     """G^-1/4 u A^-1/4; diagonal where features are not mixed."""
     module = CASES[name][0]
@@ -60,6 +66,8 @@ def explicit_scale(name: str, x: Tensor, p: Tensor, u: list[Tensor]) -> list[Ten
     if name == "groups":
         A, G = A.diagonal().diag(), G.diagonal().diag()
     T_A, T_G = inverse_root(A) / constant, inverse_root(G) * constant
+    if name == "convolution":
+        u = [(u[0].flatten(2) @ places_root(x)).view_as(u[0]), u[1]]
     if name == "groups":
         per_group = torch.stack(T_A.diagonal().split(2)).repeat_interleave(3, 0)  # (6, 2)
         weight = torch.einsum("op,pikl->oikl", T_G, u[0]) * per_group[:, :, None, None]
@@ -80,7 +88,7 @@ def test_gradients_in_balanced_variables_have_the_inverse_fourth_roots_on_both_s
     layer = layer_of(module)
     seen = x if name != "norm" else nn.functional.layer_norm(x, (4,))  # what the scale and shift act on
     found = balanced(layer, seen, p, {}, ALONE)
-    samples = layer.sample_gradients(found.inputs(seen), found.outputs(p), others=B)
+    samples = found.of(layer).sample_gradients(found.inputs(seen), found.outputs(p), others=B)
     w = torch.randn(B)
     loss = (h * p * w.view(-1, *[1] * (p.dim() - 1))).sum()
     plain = list(torch.autograd.grad(loss, list(module.parameters())))

@@ -56,7 +56,7 @@ def test_gram_matrix_effects_and_sums_are_those_of_the_plain_form(
         )
     before = p.clone()
     balance = balanced(layer, x, p, {}, ALONE)
-    plain = layer.sample_gradients(balance.inputs(x), balance.outputs(p), others=B, recompute=False)
+    plain = balance.of(layer).sample_gradients(balance.inputs(x), balance.outputs(p), others=B, recompute=False)
     step = [torch.randn(layer.weight_shape)] + [torch.randn(layer.bias_shape)] * layer.bias
     w = torch.randn(B)
 

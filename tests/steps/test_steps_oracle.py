@@ -70,6 +70,31 @@ class Cell(nn.Module):
         return found
 
 
+class Pictures(nn.Module):
+    """Convolutions, one of them around a skip connection, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, N, 3, padding=1), nn.Conv2d(N, N, (2, 3), padding=(0, 1), bias=False)
+        self.point, self.head = nn.Conv2d(N, 3, 1), nn.Linear(3 * 20, WORDS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        h = h[:, :, 1:] + torch.tanh(self.second(h))
+        found: Tensor = self.head(torch.tanh(self.point(h)).flatten(1))
+        return found
+
+
+def pictures() -> Tensor:
+    return torch.randn(B, 2, 5, 5)
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, N, 3, padding=1), nn.Tanh(), nn.Conv2d(N, 3, 2), nn.Flatten(), nn.Linear(48, WORDS)
+    )
+
+
 def ids() -> Tensor:
     return torch.randint(0, WORDS, (B, 4))
 
@@ -89,6 +114,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "attention": (lambda: Attention(tied=False), ids),
     "attention, tied embeddings": (lambda: Attention(tied=True), ids),
     "a recurrent cell": (Cell, series),
+    "a chain of convolutions": (convolutions, pictures),
+    "convolutions and a skip connection": (Pictures, pictures),
 }
 
 

@@ -48,6 +48,10 @@ class Balance(ABC):
     def outputs(self, p: Tensor, times: int = 1) -> Tensor:
         """p', or with `times` 2 the factor once more: like h."""
 
+    def of(self, layer: Layer) -> Layer:
+        """The layer whose gradients, from balanced inputs and outputs, are those in balanced variables."""
+        return layer
+
     @abstractmethod
     def scale(self, u: Parts, times: int = 1) -> Parts:
         """From gradients in u to gradients in u', and from steps in u' to steps in u.
@@ -93,11 +97,26 @@ class Diagonal(Balance):
 
 @dataclass(eq=False)
 class Mixing(Balance):
-    """A matrix for the input features and one for the outputs."""
+    """A matrix for the input features, one for the outputs, and one for the places of a kernel.
+
+    These are no dimension of the inputs, so the layer has another basis for them, whatever variables its inputs have.
+    """
 
     layer: Layer
     input_root: Root
     output_root: Root
+    kernel_root: Root | None = None
+
+    @classmethod
+    def known(cls, layer: Layer, state: dict[str, Any]) -> Mixing:
+        """From the roots that `state` keeps."""
+        kernel = state.get("kernel_root")
+        return cls(
+            layer, Root(state["input_root"]), Root(state["output_root"]), None if kernel is None else Root(kernel)
+        )
+
+    def of(self, layer: Layer) -> Layer:
+        return layer if self.kernel_root is None else layer.in_basis(self.kernel_root.matrix())
 
     def inputs(self, x: Tensor, times: int = 1) -> Tensor:
         dim = self.layer.feature_dims[0]
@@ -110,7 +129,17 @@ class Mixing(Balance):
         return self.output_root.times(p, dim, times)
 
     def scale(self, u: Parts, times: int = 1) -> Parts:
-        return self.scale_outputs(self.scale_inputs(u, times), times)
+        return self.scale_outputs(self.scale_inputs(self.scale_kernel(u, times), times), times)
+
+    def scale_kernel(self, u: Parts, times: int = 1) -> Parts:
+        """The part of `scale` that belongs to the places of the kernel."""
+        if self.kernel_root is None:
+            return u
+        weight = u[0]
+        if weight.is_contiguous():
+            return [self.kernel_root.times(weight.flatten(2), -1, times).view(weight.shape), *u[1:]]
+        behind = weight.movedim(1, -1)  # channels last in memory
+        return [self.kernel_root.times(behind.flatten(1, -2), 1, times).view(behind.shape).movedim(-1, 1), *u[1:]]
 
     def scale_inputs(self, u: Parts, times: int = 1) -> Parts:
         """The part of `scale` that belongs to the input features."""
@@ -122,22 +151,29 @@ class Mixing(Balance):
         return [root.times(u[0], self.layer.weight_dims[1], times), *(root.times(part, 0, times) for part in u[1:])]
 
     def held_step(self, gradient: Tensor, size: Tensor, k: int, rate: float) -> Tensor:
-        c = gradient.norm() / size.norm()
+        c, roots = gradient.norm() / size.norm(), self._roots(k)
         if (gradient.abs() - c * size).norm() > ALIKE * gradient.norm():  # not that of a sum of squares
-            both = self.output_root.mean_square * (self.input_root.mean_square if k == 0 else 1.0)
-            return _held(gradient, size, rate * both)
-        inputs, outputs = self.layer.weight_dims if k == 0 else (None, 0)
-        assert outputs is not None
-        found, squares = self.output_root.apart(gradient, outputs)
-        if inputs is not None:
-            moved = inputs - (inputs > outputs)  # the outputs are at the end now
-            found, of_inputs = self.input_root.apart(found, moved)
-            squares = squares[:, None] * of_inputs
-        squares = rate * squares
+            for root, _ in roots:
+                rate *= root.mean_square
+            return _held(gradient, size, rate)
+        found = gradient.flatten(2) if gradient.dim() > 2 else gradient
+        squares = gradient.new_tensor(rate)
+        for root, dim in roots:
+            found, of_root = root.apart(found, dim)
+            squares = squares[..., None] * of_root
         found = squares * found / (1 + squares * c)
-        if inputs is not None:
-            found = self.input_root.together(found, moved)
-        return self.output_root.together(found, outputs)
+        for root, dim in reversed(roots):
+            found = root.together(found, dim)
+        return found.reshape(gradient.shape)
+
+    def _roots(self, k: int) -> list[tuple[Root, int]]:
+        """Those of parameter k and its dimensions, the last one first: what is behind a dimension does not move it."""
+        if k:
+            return [(self.output_root, 0)]
+        inputs, outputs = self.layer.weight_dims
+        found = [(self.input_root, inputs), (self.output_root, outputs)]
+        found += [(self.kernel_root, 2)] if self.kernel_root is not None else []
+        return sorted(found, key=lambda each: -each[1])
 
 
 def _held(gradient: Tensor, size: Tensor, rate: Tensor | float) -> Tensor:
@@ -152,7 +188,7 @@ def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: P
     """The factors for inputs x and output gradients p; `state` keeps the running profiles and factors."""
     input_dim, output_dim = layer.feature_dims
     if look(layer, x, p, state, peers, name):
-        return Mixing(layer, Root(state["input_root"]), Root(state["output_root"]))
+        return Mixing.known(layer, state)
     xi, psi = state.get("input_factor"), state.get("output_factor")
     return Diagonal(_along(xi, x, input_dim), _along(psi, p, output_dim), partial(layer.outer_factors, xi, psi))
 
@@ -169,7 +205,7 @@ def look(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers
     # what was seen long ago counts as little after rare looks as after many
     decay = DECAY ** (since if steps <= EVERY_STEP else since / LATER)
     if input_dim is not None and output_dim is not None and mixes:
-        change = _observe_moments(x, p, input_dim, output_dim, state, peers, name, decay)
+        change = _observe_moments(layer, x, p, state, peers, name, decay)
         state["look_every"] = _next_look(steps, state.get("look_every", 1), change, peers)
     else:
         _observe(x, p, input_dim, output_dim, state, peers, decay)
@@ -185,15 +221,22 @@ def _next_look(steps: int, every: int, change: float, peers: Peers) -> int:
 
 
 def _observe_moments(
-    x: Tensor, p: Tensor, input_dim: int, output_dim: int, state: dict[str, Any], peers: Peers, name: str, decay: float
+    layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers, name: str, decay: float
 ) -> float:
     """Update the running second moments and the roots that follow from them; the relative change of the metric."""
-    observe(x, input_dim, state, "input", decay, peers)
-    observe(p, output_dim, state, "output", decay, peers)
+    input_dim, output_dim = layer.feature_dims
+    assert input_dim is not None
+    assert output_dim is not None
+    sides = [("input", x, input_dim), ("output", p, output_dim)]
+    if layer.kernel_places > 1:
+        sides.append(("kernel", layer.kernel_inputs(x), -1))
+    for side, a, dim in sides:
+        observe(a, dim, state, side, decay, peers)
     column = scale(state, "input")
+    factors = {"input": 1 / column, "output": column, "kernel": 1.0}
     changes = []
-    for side, a, dim, factor in (("input", x, input_dim, 1 / column), ("output", p, output_dim, column)):
-        found, change = root(state, side, a, a.shape[dim], FLOOR, POWER, factor)
+    for side, a, dim in sides:
+        found, change = root(state, side, a, a.shape[dim], FLOOR, POWER, factors[side])
         found.kept["seed"] = crc32((name + side).encode(), state["balance_looks"])  # other combinations at each look
         state[side + "_root"] = found.kept
         changes.append(change)

@@ -58,7 +58,7 @@ class OneGradient(SummedUp):
         O, J, inputs, outputs, _ = _sizes(layer, x, p)
         at_inputs, at_outputs = len(x) * inputs < O * J // layer.weight_shape[1], len(x) * outputs < J
         u = _weighted(layer, balance.inputs(x, 2) if at_inputs else x, _raised(p, balance, at_outputs), w)
-        u = u if at_inputs else balance.scale_inputs(u, 2)
+        u = balance.scale_kernel(u if at_inputs else balance.scale_inputs(u, 2), 2)
         return u if at_outputs else balance.scale_outputs(u, 2)
 
 
@@ -124,8 +124,9 @@ class Repeated(OneGradient):
             explicit, effects = _explicit(layer, x, p, balance, steps)
             return explicit.gram(IDENTITY), effects
         if isinstance(balance, Mixing):  # outputs that are taken together later cannot be mixed later
-            x, p, steps = balance.inputs(x), balance.outputs(p), [balance.scale_outputs(step, -1) for step in steps]
-        parts = [self._couple_piece(x, p, steps, start, n) for start, n in pieces]
+            layer, x, p = balance.of(layer), balance.inputs(x), balance.outputs(p)
+            steps = [balance.scale_outputs(balance.scale_kernel(step, -1), -1) for step in steps]
+        parts = [self._couple_piece(layer, x, p, steps, start, n) for start, n in pieces]
         K, effects = parts[0]
         for more, others in parts[1:]:
             K.add_(more)
@@ -133,11 +134,11 @@ class Repeated(OneGradient):
         return K, effects
 
     def _couple_piece(
-        self, x: Tensor, p: Tensor, steps: list[Parts], start: int, n: int
+        self, layer: Layer, x: Tensor, p: Tensor, steps: list[Parts], start: int, n: int
     ) -> tuple[Tensor, list[Tensor]]:
         """The part of some outputs; its gradients are freed before those of the next."""
         balance = self.balance
-        narrow, own = self.layer.narrow(p, start, n)
+        narrow, own = layer.narrow(p, start, n)
         explicit = Explicit(narrow, x, own)
         some = [[part.narrow(0, start, n) for part in step] for step in steps]
         if isinstance(balance, Mixing):
@@ -154,7 +155,8 @@ class Tokens(OneGradient):
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
         layer, x, p = self.layer, self.x, self.p
         effects = [per_sample_dot(p, layer.apply(x, step)) for step in steps]
-        return ByPlaces(layer, self.balance.inputs(x), self.balance.outputs(p)).gram(IDENTITY), effects
+        balance = self.balance
+        return ByPlaces(balance.of(layer), balance.inputs(x), balance.outputs(p)).gram(IDENTITY), effects
 
 
 class InBalance(SummedUp):
@@ -164,7 +166,8 @@ class InBalance(SummedUp):
         self, layer: Layer, x: Tensor, p: Tensor, balance: Balance, others: int, recompute: bool | None
     ) -> None:
         self.layer, self.x, self.p, self.balance = layer, x, p, balance
-        self.inside = layer.sample_gradients(balance.inputs(x), balance.outputs(p), others=others, recompute=recompute)
+        given = balance.inputs(x), balance.outputs(p)
+        self.inside = balance.of(layer).sample_gradients(*given, others=others, recompute=recompute)
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
         effects = [per_sample_dot(self.p, self.layer.apply(self.x, step)) for step in steps]
@@ -217,11 +220,12 @@ def _explicit(
     # kernel behind the input features, so that there the matrix is one of all features and places of the kernel
     O, J, inputs, outputs, kernel = _sizes(layer, x, p)
     late_inputs, late_outputs = balance.input_root.dense and O * kernel**2 < inputs, outputs > J
+    steps = [balance.scale_kernel(step, -1) for step in steps]
     if not late_inputs:
         x, steps = balance.inputs(x), [balance.scale_inputs(step, -1) for step in steps]
     if not late_outputs:
         p, steps = balance.outputs(p), [balance.scale_outputs(step, -1) for step in steps]
-    found = Explicit(layer, x, p)
+    found = Explicit(balance.of(layer), x, p)
     effects = [explicit_effect(found, step) for step in steps]
     if late_inputs:
         matrix = in_precision(balance.input_root.power(1), found.weight.dtype)

@@ -101,7 +101,8 @@ class _KnownSteps(ABC):
         for known, combined in self._known:
             if known is step:
                 return combined
-        combined = _step_combined(self._dims, self.balance, step[0], self.k)
+        [weight] = self.balance.scale_kernel(step[:1], -1)
+        combined = _step_combined(self._dims, self.balance, weight, self.k)
         self._known.append((step, combined))
         return combined
 
@@ -122,7 +123,9 @@ class Sketched(OneGradient, _KnownSteps):
         super().__init__(replace(layer, bias=False) if layer.bias else layer, x, p, balance)
         self.k = k
         shape = (min(layer.weight_shape[0], k), min(layer.weight_shape[1], k), *layer.weight_shape[2:])
-        self.small = replace(layer, weight_shape=shape, bias=False)
+        in_basis = balance.of(layer)
+        assert isinstance(in_basis, (Linear, Conv))
+        self.small = replace(in_basis, weight_shape=shape, bias=False)
         _KnownSteps.__init__(self, shape, layer.weight_dims)
         dim = layer.feature_dims[1]
         assert dim is not None

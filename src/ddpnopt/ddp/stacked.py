@@ -167,8 +167,7 @@ class Stacked:
         found = []
         for stage, x, p in zip(stages, self._raised_x, self._raised_p, strict=True):
             o, n = stage.layer.weight_shape
-            state = stage.state
-            stage.balance = Mixing(stage.layer, Root(state["input_root"]), Root(state["output_root"]))
+            stage.balance = Mixing.known(stage.layer, stage.state)
             assert isinstance(stage.layer, Linear)
             found.append(OuterProducts(stage.layer, stage.x, stage.p_h[0], (x[:, :n], p[:, :o])))
         return found

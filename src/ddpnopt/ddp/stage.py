@@ -131,10 +131,11 @@ class Stage:
         if self._gradients is None:
             R = len(self.p_h)
             x, p = (self.x, self.p_h[0]) if R == 1 else (torch.cat([self.x] * R), torch.cat(self.p_h))
+            layer = self.layer
             if self.balance is not None:
-                x, p = self.balance.inputs(x), self.balance.outputs(p)
+                layer, x, p = self.balance.of(layer), self.balance.inputs(x), self.balance.outputs(p)
             others = R * self.batch if coupled else 1
-            self._gradients = self.layer.sample_gradients(x, p, others=others, recompute=self.recompute)
+            self._gradients = layer.sample_gradients(x, p, others=others, recompute=self.recompute)
         return self._gradients
 
     def balanced_gradients(self) -> BalancedGradients:

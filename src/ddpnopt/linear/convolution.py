@@ -6,7 +6,7 @@ places of it: x is then (B, uses, C, …), and h (B, uses, O, …).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -19,6 +19,7 @@ BLOCK = 8  # channels that torch's kernel for grouped convolutions processes at 
 GROUPED_PAIRS = 4096  # of input and output channels, at most, of a convolution that is grouped
 GROUPED_PLACES = 32  # pairs for each place at which a convolution with a stride is applied, at most
 CACHED = 2**18  # numbers of patches that are copied at once, to stay in the cache
+SEEN = 64  # places of a sample, about, at which the inputs of a kernel are looked at
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Conv(Layer):
     padding: tuple[int, ...]  # zeros at both ends, handed to the convolution
     pad_first: tuple[int, ...] = ()  # in F.pad's order, where zeros at both ends do not say it
     pad_mode: str = "constant"
+    basis: Tensor | None = field(default=None, compare=False)  # of the kernel's places, where that is another one
 
     @property
     def output_dim(self) -> int:  # type: ignore[override]
@@ -61,12 +63,38 @@ class Conv(Layer):
     def mixes_features(self) -> bool:
         return self.groups == 1
 
+    @property
+    def kernel_places(self) -> int:
+        return prod(self.weight_shape[2:])
+
+    def kernel_inputs(self, x: Tensor) -> Tensor:
+        x, n = self._single(x), len(self.stride)
+        # a grid of places: all samples count alike, and the more of them the more places
+        apart = max(1, round((prod(x.shape[2:]) / prod(self.stride) / SEEN) ** (1 / n)))
+        seen = replace(self, stride=tuple(apart * s for s in self.stride), basis=None).patches(x)
+        return seen.unflatten(-1, (-1, self.kernel_places)).flatten(1, -2)
+
+    def in_basis(self, basis: Tensor) -> Conv:
+        return replace(self, basis=basis)
+
+    def _to_basis(self, places: Tensor) -> Tensor:
+        """Gradients by the weights, all places of the kernel in their last dimension: those by the combinations."""
+        if self.basis is None:
+            return places
+        return (places.unflatten(-1, (-1, self.kernel_places)) @ self.basis.T.to(places.dtype)).flatten(-2)
+
+    def _from_basis(self, weight: Tensor) -> Tensor:
+        """The weights of a convolution."""
+        if self.basis is None:
+            return weight
+        return (weight.flatten(2) @ self.basis.to(weight.dtype)).view(weight.shape)
+
     def apply(self, x: Tensor, u: Parts) -> Tensor:
         if x.dim() > len(self.weight_shape):
             return self.apply(x.flatten(0, 1), u).unflatten(0, x.shape[:2])
         bias = u[1] if len(u) > 1 else None
         return torch.convolution(
-            self._padded(x), u[0], bias, self.stride, self.padding, self.dilation,
+            self._padded(x), self._from_basis(u[0]), bias, self.stride, self.padding, self.dilation,
             False, self._no_output_padding, self.groups,
         )  # fmt: skip
 
@@ -79,9 +107,10 @@ class Conv(Layer):
         return grads
 
     def input_grad(self, v: Tensor, weight: Tensor, x_shape: torch.Size) -> Tensor:
+        weight = self._from_basis(weight)
         if v.dim() > len(self.weight_shape):
             single = torch.Size((x_shape[0] * x_shape[1], *x_shape[2:]))
-            return self.input_grad(v.flatten(0, 1), weight, single).unflatten(0, x_shape[:2])
+            return replace(self, basis=None).input_grad(v.flatten(0, 1), weight, single).unflatten(0, x_shape[:2])
         if not self.pad_first:
             x = v.new_empty(1).expand(x_shape)  # only its shape is used
             return self._backward(v, x, weight, [True, False, False])[0]
@@ -95,7 +124,8 @@ class Conv(Layer):
         weight = v.new_empty(1).expand(self.weight_shape)  # only its shape is used
         x, v = self._single(x), self._single(v)
         grads = self._backward(v, self._padded(x), weight, [False, True, self.bias])
-        return [grads[1], grads[2]] if self.bias else [grads[1]]
+        found = self._to_basis(grads[1].flatten(1)).view(self.weight_shape) if self.basis is not None else grads[1]
+        return [found, grads[2]] if self.bias else [found]
 
     def _all_padded(self, x: Tensor) -> Tensor:
         pads = [p for p in reversed(self.padding) for _ in range(2)]
@@ -109,7 +139,7 @@ class Conv(Layer):
                 return torch.bmm(v.movedim(1, -1).flatten(1, -2).mT, x.movedim(1, -1).flatten(1, -2))[:, None]
             return torch.bmm(v.flatten(2), x.flatten(2).mT)[:, None]
         x, v = x.contiguous(), v.contiguous()  # what follows is so much slower with channels last that a copy pays
-        return self._as_groups(x, v) if self._is_grouped_faster(x, v) else self._over_columns(x, v)
+        return self._to_basis(self._as_groups(x, v) if self._is_grouped_faster(x, v) else self._over_columns(x, v))
 
     def _over_columns(self, x: Tensor, v: Tensor) -> Tensor:
         """Through copies of all patches, a few samples at a time."""
@@ -167,7 +197,7 @@ class Conv(Layer):
         n = len(kernel)
         B, C, places = x.shape[0], x.shape[1], prod(x.shape[2 : 2 + n])
         x = x.reshape(B, self.groups, C // self.groups, places, prod(kernel))
-        return x.permute(0, 3, 1, 2, 4).flatten(3)
+        return self._to_basis(x.permute(0, 3, 1, 2, 4).flatten(3))
 
     def rows(self, h: Tensor) -> Tensor:
         if h.dim() > len(self.weight_shape):

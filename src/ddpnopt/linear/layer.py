@@ -119,6 +119,19 @@ class Layer(ABC):
         """Whether all outputs depend on all input features, so that these may be mixed."""
         return False
 
+    @property
+    def kernel_places(self) -> int:
+        """Places of a kernel, whose weights are the last dimensions of the weight."""
+        return 1
+
+    def kernel_inputs(self, x: Tensor) -> Tensor:
+        """What the kernel sees of each input feature, at some places: (B, …, kernel places)."""
+        raise TypeError(f"{type(self).__name__} has no kernel")
+
+    def in_basis(self, basis: Tensor) -> Layer:
+        """The layer whose weights are those of combinations of the kernel's places, the rows of `basis`."""
+        raise TypeError(f"{type(self).__name__} has no kernel")
+
     @abstractmethod
     def apply(self, x: Tensor, u: Parts) -> Tensor:
         """g(x, u), linear in u; with u = [W] also linear in x, so it serves as g_x dx."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from ddpnopt.ddp.stage import Stage
 from ddpnopt.linear.linear import RankOne
 from ddpnopt.linear.metric import Metric
-from ddpnopt.linear.sample_gradients import Explicit, SampleGradients
+from ddpnopt.linear.sample_gradients import ByPlaces, Explicit, SampleGradients
 
 
 class Coupling:
@@ -59,8 +59,8 @@ class Coupling:
         return (K, None) if extra is None else (K[:, :-1], K[:, -1])
 
     def _rows(self, metric: Metric) -> Tensor:
-        layer, R = self.stage.layer, len(self.stage.p_h)
-        arrived, own = self._later(), self.own
+        arrived, own, R = self._later(), self.own, len(self.stage.p_h)
+        layer = own.layer if isinstance(own, (Explicit, ByPlaces)) else self.stage.layer  # with balanced places
         if isinstance(own, Explicit) and self._explicit:
             return own.gram(metric, Explicit.of(layer, own, arrived))
         ids = None if self._ids is None else self._ids().reshape(-1, *self.stage.x.shape[1:])
