@@ -47,9 +47,9 @@ def inverse_root(C: Tensor) -> Tensor:
     return Q @ torch.diag(values**-0.25) @ Q.T
 
 
-def places_root(x: Tensor) -> Tensor:
+def places_root(x: Tensor, padding: int) -> Tensor:
     """The root of the second moments of what a kernel of 3 x 3 sees of each channel."""
-    seen = nn.functional.unfold(x.flatten(0, 1)[:, None], 3, padding=1)  # (B C, 9, places)
+    seen = nn.functional.unfold(x.flatten(0, 1)[:, None], 3, padding=padding)  # (B C, 9, places)
     return inverse_root(moments(seen, 1))
 
 
@@ -66,8 +66,8 @@ def explicit_scale(name: str, x: Tensor, p: Tensor, u: list[Tensor]) -> list[Ten
     if name == "groups":
         A, G = A.diagonal().diag(), G.diagonal().diag()
     T_A, T_G = inverse_root(A) / constant, inverse_root(G) * constant
-    if name == "convolution":
-        u = [(u[0].flatten(2) @ places_root(x)).view_as(u[0]), u[1]]
+    if name in ("convolution", "groups"):
+        u = [(u[0].flatten(2) @ places_root(x, int(name == "convolution"))).view_as(u[0]), u[1]]
     if name == "groups":
         per_group = torch.stack(T_A.diagonal().split(2)).repeat_interleave(3, 0)  # (6, 2)
         weight = torch.einsum("op,pikl->oikl", T_G, u[0]) * per_group[:, :, None, None]
@@ -115,7 +115,7 @@ def test_the_gram_matrix_is_that_of_the_balanced_gradients() -> None:
         grads = torch.autograd.grad((h[i] * p[i]).sum(), list(module.parameters()), retain_graph=True)
         rows.append(torch.cat([g.flatten() for g in found.scale(list(grads))]))
     P = torch.stack(rows)
-    K = layer.sample_gradients(found.inputs(x), found.outputs(p), others=B).gram(IDENTITY)
+    K = found.of(layer).sample_gradients(found.inputs(x), found.outputs(p), others=B).gram(IDENTITY)
     torch.testing.assert_close(K, P @ P.T)
 
 

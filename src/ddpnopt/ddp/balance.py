@@ -38,7 +38,13 @@ POWER = -0.25  # of a mean square: 1/4 on each side of the Gram matrix is M^1/2
 
 
 class Balance(ABC):
-    """The variables of one layer in one step."""
+    """The variables of one layer in one step.
+
+    The places of a kernel are no dimension of the inputs: whatever variables these are in, it is the layer itself that
+    has weights in another basis of them, and gradients by such weights.
+    """
+
+    kernel_root: Root | None
 
     @abstractmethod
     def inputs(self, x: Tensor, times: int = 1) -> Tensor:
@@ -49,8 +55,18 @@ class Balance(ABC):
         """p', or with `times` 2 the factor once more: like h."""
 
     def of(self, layer: Layer) -> Layer:
-        """The layer whose gradients, from balanced inputs and outputs, are those in balanced variables."""
-        return layer
+        """The layer with the places of its kernel in balanced variables."""
+        return layer if self.kernel_root is None else layer.in_basis(self.kernel_root.matrix())
+
+    def scale_kernel(self, u: Parts, times: int = 1) -> Parts:
+        """The part of `scale` that belongs to the places of the kernel."""
+        if self.kernel_root is None:
+            return u
+        weight = u[0]
+        if weight.is_contiguous():
+            return [self.kernel_root.times(weight.flatten(2), -1, times).view(weight.shape), *u[1:]]
+        behind = weight.movedim(1, -1)  # channels last in memory
+        return [self.kernel_root.times(behind.flatten(1, -2), 1, times).view(behind.shape).movedim(-1, 1), *u[1:]]
 
     @abstractmethod
     def scale(self, u: Parts, times: int = 1) -> Parts:
@@ -74,6 +90,7 @@ class Diagonal(Balance):
     xi: Tensor | None  # of the input features, to be multiplied with x
     psi: Tensor | None  # of the outputs, to be multiplied with p
     make_factors: Callable[[], Parts]
+    kernel_root: Root | None = None
 
     @cached_property
     def factors(self) -> Parts:
@@ -87,20 +104,19 @@ class Diagonal(Balance):
         return p if self.psi is None else p * (self.psi if times == 1 else self.psi**times)
 
     def scale(self, u: Parts, times: int = 1) -> Parts:
+        u = self.scale_kernel(u, times)
         if times == -1:
             return [part / factor for part, factor in zip(u, self.factors, strict=True)]
         return [part * (factor if times == 1 else factor**times) for part, factor in zip(u, self.factors, strict=True)]
 
     def held_step(self, gradient: Tensor, size: Tensor, k: int, rate: float) -> Tensor:
-        return _held(gradient, size, rate * self.factors[k] ** 2)
+        kernel = self.kernel_root.mean_square if k == 0 and self.kernel_root is not None else 1.0
+        return _held(gradient, size, rate * kernel * self.factors[k] ** 2)
 
 
 @dataclass(eq=False)
 class Mixing(Balance):
-    """A matrix for the input features, one for the outputs, and one for the places of a kernel.
-
-    These are no dimension of the inputs, so the layer has another basis for them, whatever variables its inputs have.
-    """
+    """A matrix for the input features and one for the outputs."""
 
     layer: Layer
     input_root: Root
@@ -115,9 +131,6 @@ class Mixing(Balance):
             layer, Root(state["input_root"]), Root(state["output_root"]), None if kernel is None else Root(kernel)
         )
 
-    def of(self, layer: Layer) -> Layer:
-        return layer if self.kernel_root is None else layer.in_basis(self.kernel_root.matrix())
-
     def inputs(self, x: Tensor, times: int = 1) -> Tensor:
         dim = self.layer.feature_dims[0]
         assert dim is not None
@@ -130,16 +143,6 @@ class Mixing(Balance):
 
     def scale(self, u: Parts, times: int = 1) -> Parts:
         return self.scale_outputs(self.scale_inputs(self.scale_kernel(u, times), times), times)
-
-    def scale_kernel(self, u: Parts, times: int = 1) -> Parts:
-        """The part of `scale` that belongs to the places of the kernel."""
-        if self.kernel_root is None:
-            return u
-        weight = u[0]
-        if weight.is_contiguous():
-            return [self.kernel_root.times(weight.flatten(2), -1, times).view(weight.shape), *u[1:]]
-        behind = weight.movedim(1, -1)  # channels last in memory
-        return [self.kernel_root.times(behind.flatten(1, -2), 1, times).view(behind.shape).movedim(-1, 1), *u[1:]]
 
     def scale_inputs(self, u: Parts, times: int = 1) -> Parts:
         """The part of `scale` that belongs to the input features."""
@@ -190,7 +193,12 @@ def balanced(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: P
     if look(layer, x, p, state, peers, name):
         return Mixing.known(layer, state)
     xi, psi = state.get("input_factor"), state.get("output_factor")
-    return Diagonal(_along(xi, x, input_dim), _along(psi, p, output_dim), partial(layer.outer_factors, xi, psi))
+    factors = partial(layer.outer_factors, xi, psi)
+    return Diagonal(_along(xi, x, input_dim), _along(psi, p, output_dim), factors, _kernel_root(state))
+
+
+def _kernel_root(state: dict[str, Any]) -> Root | None:
+    return Root(state["kernel_root"]) if "kernel_root" in state else None
 
 
 def look(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers, name: str = "") -> bool:
@@ -204,8 +212,9 @@ def look(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers
     state["last_look"] = steps
     # what was seen long ago counts as little after rare looks as after many
     decay = DECAY ** (since if steps <= EVERY_STEP else since / LATER)
+    change = _observe_kernel(layer, x, state, peers, name, decay) if layer.kernel_places > 1 else 0.0
     if input_dim is not None and output_dim is not None and mixes:
-        change = _observe_moments(layer, x, p, state, peers, name, decay)
+        change = max(change, _observe_moments(x, p, input_dim, output_dim, state, peers, name, decay))
         state["look_every"] = _next_look(steps, state.get("look_every", 1), change, peers)
     else:
         _observe(x, p, input_dim, output_dim, state, peers, decay)
@@ -221,27 +230,33 @@ def _next_look(steps: int, every: int, change: float, peers: Peers) -> int:
 
 
 def _observe_moments(
-    layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers, name: str, decay: float
+    x: Tensor, p: Tensor, input_dim: int, output_dim: int, state: dict[str, Any], peers: Peers, name: str, decay: float
 ) -> float:
     """Update the running second moments and the roots that follow from them; the relative change of the metric."""
-    input_dim, output_dim = layer.feature_dims
-    assert input_dim is not None
-    assert output_dim is not None
-    sides = [("input", x, input_dim), ("output", p, output_dim)]
-    if layer.kernel_places > 1:
-        sides.append(("kernel", layer.kernel_inputs(x), -1))
-    for side, a, dim in sides:
-        observe(a, dim, state, side, decay, peers)
+    observe(x, input_dim, state, "input", decay, peers)
+    observe(p, output_dim, state, "output", decay, peers)
     column = scale(state, "input")
-    factors = {"input": 1 / column, "output": column, "kernel": 1.0}
-    changes = []
-    for side, a, dim in sides:
-        found, change = root(state, side, a, a.shape[dim], FLOOR, POWER, factors[side])
-        found.kept["seed"] = crc32((name + side).encode(), state["balance_looks"])  # other combinations at each look
-        state[side + "_root"] = found.kept
-        changes.append(change)
+    changes = [
+        _renew(side, a, dim, factor, state, name)
+        for side, a, dim, factor in (("input", x, input_dim, 1 / column), ("output", p, output_dim, column))
+    ]
     state.pop("combined_update", None)
     return max(changes)
+
+
+def _renew(side: str, a: Tensor, dim: int, factor: float, state: dict[str, Any], name: str) -> float:
+    """Compute the root of one side again where it has changed; by how much."""
+    found, change = root(state, side, a, a.shape[dim], FLOOR, POWER, factor)
+    found.kept["seed"] = crc32((name + side).encode(), state["balance_looks"])  # other combinations at each look
+    state[side + "_root"] = found.kept
+    return change
+
+
+def _observe_kernel(layer: Layer, x: Tensor, state: dict[str, Any], peers: Peers, name: str, decay: float) -> float:
+    """The same for what a kernel sees of each input feature."""
+    seen = layer.kernel_inputs(x)
+    observe(seen, -1, state, "kernel", decay, peers)
+    return _renew("kernel", seen, -1, 1.0, state, name)
 
 
 def _observe(

@@ -123,9 +123,9 @@ class Repeated(OneGradient):
         if len(pieces) == 1:
             explicit, effects = _explicit(layer, x, p, balance, steps)
             return explicit.gram(IDENTITY), effects
+        layer, steps = balance.of(layer), [balance.scale_kernel(step, -1) for step in steps]
         if isinstance(balance, Mixing):  # outputs that are taken together later cannot be mixed later
-            layer, x, p = balance.of(layer), balance.inputs(x), balance.outputs(p)
-            steps = [balance.scale_outputs(balance.scale_kernel(step, -1), -1) for step in steps]
+            x, p, steps = balance.inputs(x), balance.outputs(p), [balance.scale_outputs(step, -1) for step in steps]
         parts = [self._couple_piece(layer, x, p, steps, start, n) for start, n in pieces]
         K, effects = parts[0]
         for more, others in parts[1:]:
@@ -212,8 +212,8 @@ def _explicit(
     """Explicit gradients in balanced variables, and the effect of each step on the samples."""
     if not isinstance(balance, Mixing):
         assert isinstance(balance, Diagonal)
-        found = Explicit(layer, x, p)
-        effects = [explicit_effect(found, step) for step in steps]
+        found = Explicit(balance.of(layer), x, p)
+        effects = [explicit_effect(found, balance.scale_kernel(step, -1)) for step in steps]
         _rescale(found, balance.factors)
         return found, effects
     # each matrix is applied to the places of a sample or to its gradient, whichever is smaller; the gradient has the
