@@ -179,6 +179,30 @@ def test_kronecker_factors_are_averages_of_outer_products(case: tuple[nn.Module,
         torch.testing.assert_close(G[k], G_k, **CLOSE)
 
 
+@FEW
+@given(convolutions())
+def test_in_another_basis_of_its_kernel_a_convolution_has_the_products_of_those_weights(
+    case: tuple[nn.Module, Tensor],
+) -> None:
+    module, x = case
+    layer, K = layer_of(module), module.weight[0, 0].numel()
+    assume(K > 1)
+    basis = torch.randn(K, K)
+    other, (weight, *bias) = layer.in_basis(basis), parts(module)
+    same = (weight.flatten(2) @ basis).view_as(weight)  # the weights that those in the basis stand for
+    h = layer.apply(x, [same, *bias])
+    torch.testing.assert_close(other.apply(x, [weight, *bias]), h, **CLOSE)
+    v = torch.randn_like(h)
+    torch.testing.assert_close(other.input_grad(v, weight, x.shape), layer.input_grad(v, same, x.shape), **CLOSE)
+    wanted = [(layer.grad(x, v)[0].flatten(2) @ basis.T).view_as(weight), *layer.grad(x, v)[1:]]
+    for ours, theirs in zip(other.grad(x, v), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+    each = other.sample_grads(x, v)
+    torch.testing.assert_close(each.sum(0).reshape(weight.shape), wanted[0], **CLOSE)
+    columns = torch.einsum("bpgo,bpgj->bgoj", other.rows(v), other.patches(x))
+    torch.testing.assert_close(columns, each, **CLOSE)
+
+
 # -- the metric --------------------------------------------------------------------------------------------------------
 
 
