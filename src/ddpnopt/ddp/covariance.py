@@ -42,13 +42,18 @@ class Root:
         if found is None:
             levels, basis, factor = self.kept["levels"], self.kept["basis"], self.kept["factor"]
             if self.dense and times == 2:  # what every step needs, in few calls
-                half = basis * levels
-                found = self.kept[2] = torch.addmm(half.new_zeros(()), half, half.T, beta=0, alpha=factor**2)
+                found = self.kept[2] = basis.new_empty(basis.shape)
+                self.square_into(found)
                 return found
             levels = (levels if times == 1 else levels**times) * factor**times
             found = (basis * levels) @ basis.T if self.dense else [levels[:-1] - levels[-1], levels[-1]]
             self.kept[times] = found
         return found
+
+    def square_into(self, place: Tensor) -> None:
+        """Compute the square of a small matrix there."""
+        half = in_precision(self.kept["basis"] * self.kept["levels"], place.dtype)
+        place.addmm_(half, half.T, beta=0, alpha=self.kept["factor"] ** 2)
 
     def matrix(self, times: int = 1) -> Tensor:
         """The whole matrix, also of a large one."""

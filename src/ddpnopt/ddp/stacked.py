@@ -1,13 +1,14 @@
 """Small linear layers of a step as one: what takes a call for each layer takes one for all of them.
 
-Such layers spend their time between calls, not inside of them. So inputs, output gradients, roots and updates of all T
-layers are stacked, padded with zeros, and a bias is the weight of one more input that is 1 and is not mixed with the
-others:
+Such layers spend their time between calls, not inside of them. So inputs, output gradients, roots, weights and updates
+of all T layers are stacked, padded with zeros, and a bias is the weight of one more input, which is 1 or, without a
+bias, 0:
 
-    x~ (T, B, n + 1)    p (T, B, o)    roots (T, n + 1, n + 1), (T, o, o)    updates (T, o, n + 1)
+    x (T, B, n)    p (T, B, o)    roots (T, n, n), (T, o, o)    weights (T, o, n), (T, o)    updates like weights
 
 A step that is rolled out (`ddp.rollouts`) has its backward pass in this form; then each layer reacts on its own. What
-is kept from step to step are the roots, and the last updates, whose parts in the state of the layers are views.
+is kept from step to step are the roots, and two updates: the last one, whose parts in the state of the layers are views
+that have to stay as they are until the next one is complete, and the next one, in the place of the one before.
 """
 
 from __future__ import annotations
@@ -55,6 +56,27 @@ def _most_samples(layers: list[Layer]) -> int:
     return min(FEW, WASTED * len(layers) // wasted) if wasted else FEW
 
 
+class Update:
+    """An update of all layers, or their weights: those of the inputs and those of the constant one."""
+
+    def __init__(self, layers: list[Layer], like: Tensor) -> None:
+        o, n = (max(layer.weight_shape[k] for layer in layers) for k in (0, 1))
+        self.weights, self.biases = like.new_zeros(len(layers), o, n), like.new_zeros(len(layers), o, 1)
+        self.rows = self.weights.view(len(layers), -1), self.biases.view(len(layers), -1)
+        self.columns = self.weights.mT, self.biases.mT
+        self.parts: list[Parts] = []  # views, of each layer
+        for layer, weight, bias in zip(layers, self.weights, self.biases, strict=True):
+            o, n = layer.weight_shape
+            self.parts.append([weight[:o, :n], bias[:o, 0]] if layer.bias else [weight[:o, :n]])
+        self.flat = [part for parts in self.parts for part in parts]
+
+    def norms(self) -> list[list[float]]:
+        """Those of the parts of each layer."""
+        weights, biases = (torch.linalg.vector_norm(rows, dim=1).tolist() for rows in self.rows)
+        each = zip(self.parts, weights, biases, strict=True)
+        return [[weight, bias][: len(parts)] for parts, weight, bias in each]
+
+
 class Stacked:
     """The layers of a step, last to first."""
 
@@ -63,41 +85,31 @@ class Stacked:
         self._layers = [stage.layer for stage in stages]
         self._most = _most_samples(self._layers)
         self.T = len(stages)
-        self._o = max(layer.weight_shape[0] for layer in self._layers)
-        self._n = max(layer.weight_shape[1] for layer in self._layers)
+        self._old, *self._updates = (Update(self._layers, first.x) for _ in range(3))
+        self._last: Update | None = None  # the last one of the updates, where it is known
+        _, self._o, self._n = self._old.weights.shape
         zeros = first.x.new_zeros
-        self._input_roots, self._output_roots = (zeros(self.T, k, k) for k in (self._n + 1, self._o))
-        self._input_roots[:, -1, -1] = 1  # a bias is not mixed with the others
-        self._roots: list[Any] = [None] * (2 * self.T)  # what was copied from there
+        self._input_roots, self._output_roots = (zeros(self.T, k, k) for k in (self._n, self._o))
+        self._roots: list[Any] = [None] * (2 * self.T)  # what was computed from these
         self._root_parts = [
             each[t, :k, :k]
             for t, layer in enumerate(self._layers)
             for each, k in ((self._input_roots, layer.weight_shape[1]), (self._output_roots, layer.weight_shape[0]))
         ]
-        self._update: Tensor | None = None  # the last one
-        self._parts: list[Parts] = []  # its views
-        self._places = [self._places_of(t, layer) for t, layer in enumerate(self._layers)]
         self._weights: list[Tensor] = [w for stage in stages for w in stage.weights]
-        self._copies: list[Parts] = [[torch.empty_like(w) for w in stage.weights] for stage in stages]
+        self._ones = first.x.new_tensor([float(layer.bias) for layer in self._layers]).view(-1, 1, 1)
         self._make_room(len(first.x))
 
     def _make_room(self, B: int) -> None:
         """For the inputs and output gradients of B samples."""
         like, self.B = self._input_roots, B
-        self._x, self._p = like.new_zeros(self.T, B, self._n + 1), like.new_zeros(self.T, B, self._o)
+        self._x, self._p = like.new_zeros(self.T, B, self._n), like.new_zeros(self.T, B, self._o)
         self._recorded: list[Tensor] = []
         for x, p, layer in zip(self._x, self._p, self._layers, strict=True):
             o, n = layer.weight_shape
             self._recorded += [x[:, :n], p[:, :o]]
-            x[:, -1] = float(layer.bias)
         self._columns = self._x.mT, self._p.mT
-
-    def _places_of(self, t: int, layer: Any) -> list[tuple[Any, ...]]:
-        """Sizes, strides and offset of the parts of layer t in a stacked update."""
-        (o, n), row = layer.weight_shape, self._n + 1
-        start = t * self._o * row
-        weight, bias = ((o, n), (row, 1), start), ((o,), (row,), start + self._n)
-        return [weight, bias] if layer.bias else [weight]
+        self._constant = self._ones.expand(-1, B, 1).contiguous()  # the inputs of the biases
 
     def fits(self, stages: list[Stage]) -> bool:
         """Whether these are the same layers, on inputs of the same kind."""
@@ -126,41 +138,46 @@ class Stacked:
         )
 
     def load(self, stages: list[Stage], lasts: list[Parts] | None) -> None:
-        """Take in what was recorded, roots that have changed, and the last updates, where they are known."""
+        """Take in weights and what was recorded, roots that have changed, and the last updates, where they are known.
+
+        The stages get copies of their weights.
+        """
         B = stages[0].x.shape[0]
         if B != self.B:
             self._make_room(B)
-        torch._foreach_copy_(self._recorded, [a for stage in stages for a in (stage.x, stage.p_h[0])])
+        recorded = [a for stage in stages for a in (stage.x, stage.p_h[0])]
+        torch._foreach_copy_([*self._recorded, *self._old.flat], [*recorded, *self._weights])
+        for stage, old in zip(stages, self._old.parts, strict=True):
+            stage.u, stage.kept = old, True
         roots = [root for stage in stages for root in (stage.state["input_root"], stage.state["output_root"])]
-        new = [k for k, (root, known) in enumerate(zip(roots, self._roots, strict=True)) if root is not known]
-        if new:
-            torch._foreach_copy_([self._root_parts[k] for k in new], [Root(roots[k]).power(2) for k in new])
-            self._roots = roots
-        if lasts is None:
-            self._update = None
-        elif not self._are_known(lasts):
-            self._keep(self._input_roots.new_zeros(self.T, self._o, self._n + 1))
-            torch._foreach_copy_([v for views in self._parts for v in views], [v for last in lasts for v in last])
+        for place, root, known in zip(self._root_parts, roots, self._roots, strict=True):
+            if root is not known:
+                Root(root).square_into(place)
+        self._roots = roots
+        self._last = None if lasts is None else self._update_of([part for last in lasts for part in last])
 
-    def _are_known(self, lasts: list[Parts]) -> bool:
-        """Whether these are the parts of the update that this has made."""
-        if self._update is None:
-            return False
-        each = zip(lasts, self._parts, strict=True)
-        return all(a is b for last, views in each for a, b in zip(last, views, strict=True))
+    def _update_of(self, parts: Parts) -> Update:
+        """The one with these parts, or a new one that has copies of them."""
+        for update in self._updates:
+            if all(a is b for a, b in zip(update.flat, parts, strict=True)):
+                return update
+        new = self._updates[0] = Update(self._layers, self._x)
+        torch._foreach_copy_(new.flat, parts)
+        return new
 
-    def _keep(self, update: Tensor) -> None:
-        self._update = update
-        self._parts = [[update.as_strided(*place) for place in places] for places in self._places]
+    def sizes(self) -> list[float]:
+        """The norms of the weights, without biases."""
+        return torch.linalg.vector_norm(self._old.rows[0], dim=1).tolist()
 
     def couple(self) -> tuple[Tensor, Tensor | None]:
         """K = P_u' M^-1 P_u of each layer, (T, B, B), and the effect of its last update on each sample, (T, B)."""
-        x, p = self._x, self._p
+        x, p, last = self._x, self._p, self._last
         self._raised_x, self._raised_p = torch.bmm(x, self._input_roots), torch.bmm(p, self._output_roots)
-        K = torch.bmm(self._raised_x, self._columns[0]).mul_(torch.bmm(self._raised_p, self._columns[1]))
-        if self._update is None:
+        K = torch.baddbmm(self._ones, self._raised_x, self._columns[0])
+        K.mul_(torch.bmm(self._raised_p, self._columns[1]))
+        if last is None:
             return K, None
-        return K, torch.linalg.vecdot(p, torch.bmm(x, self._update.mT))
+        return K, torch.linalg.vecdot(p, torch.baddbmm(last.columns[1], x, last.columns[0]))
 
     def gradients(self, stages: list[Stage]) -> list[OuterProducts]:
         """Those of each layer, which it needs to react to its new input."""
@@ -174,22 +191,18 @@ class Stacked:
 
     def updates(self, w: Tensor, share: float) -> tuple[list[Parts], list[list[float]]]:
         """share times the last updates + M^-1 P_u w for weights w of the samples, (T, B, 1); the norms of the parts."""
-        p, x, last = (self._raised_p * w).mT, self._raised_x, self._update
-        new = torch.bmm(p, x) if last is None or not share else torch.baddbmm(last, p, x, beta=share)
-        self._keep(new)
-        # faster with a copy than without
-        weights = torch.linalg.vector_norm(new.narrow(2, 0, self._n).flatten(1), dim=1).tolist()
-        biases = torch.linalg.vector_norm(new.select(2, self._n), dim=1).tolist()
-        each = zip(self._parts, weights, biases, strict=True)
-        return self._parts, [[weight, bias][: len(parts)] for parts, weight, bias in each]
+        new = self._updates[self._last is self._updates[0]]
+        last, share = (new, 0.0) if self._last is None else (self._last, share)  # by 0 nothing of it is read
+        p = (self._raised_p * w).mT
+        torch.baddbmm(last.weights, p, self._raised_x, beta=share, out=new.weights)
+        torch.baddbmm(last.biases, p, self._constant, beta=share, out=new.biases)
+        return new.parts, new.norms()
 
     def change(self, stages: list[Stage], updates: list[Parts], norms: list[list[float]]) -> None:
-        """weights <- weights - update, with a copy of the old ones."""
-        torch._foreach_copy_([w for copies in self._copies for w in copies], self._weights)
+        """weights <- weights - update."""
+        for stage, update, of_parts in zip(stages, updates, norms, strict=True):
+            stage.changed, stage.update, stage.norms = True, update, of_parts
         torch._foreach_sub_(self._weights, [part for update in updates for part in update])
-        for stage, update, copies, of_parts in zip(stages, updates, self._copies, norms, strict=True):
-            stage.u, stage.kept, stage.changed = copies, True, True
-            stage.update, stage.norms = update, of_parts
 
 
 class Stacking:

@@ -80,8 +80,10 @@ class Stage:
             self.sketched.know(last, combined)
 
     def keep_weights(self) -> None:
-        """Copy the nominal weights before they are changed."""
-        self.u, self.kept, self.changed = [w.clone() for w in self.weights], True, True
+        """Copy the nominal weights before they are changed, unless that has been done."""
+        if not self.kept:
+            self.u = [w.clone() for w in self.weights]
+        self.kept = self.changed = True
 
     @property
     def is_precise(self) -> bool:

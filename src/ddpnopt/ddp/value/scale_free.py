@@ -176,7 +176,7 @@ class ScaleFree(Batch):
             self._slope = sum(slopes)
             shares.correct(self._stages, slopes)
         means = [total / N for total in k.tolist()]
-        set_sizes(self._stages, means, self.target)
+        set_sizes(self._stages, means, self.target, None if self._stacked is None else self._stacked.sizes())
         for stage, mean in zip(self._stages, means, strict=True):
             stage.eta *= stage.size * (numbers(stage) / mean) ** 0.5 if mean > 0 else 0.0
             self._etas.append(stage.eta)

@@ -29,12 +29,14 @@ EFFECT = 0.25  # of a change of a layer by its own size on the samples' residual
 NEAR_ZERO = 1e-3  # of the usual size: below that a layer counts as one at zero
 
 
-def set_sizes(stages: list[Stage], squares: list[float], residuals: Tensor) -> None:
+def set_sizes(stages: list[Stage], squares: list[float], residuals: Tensor, norms: list[float] | None = None) -> None:
     """Set the sizes of all stages, last to first.
 
-    `squares` are the mean squares of the gradients of the samples' residuals in each: (2 phi_i)^1/2, (N,).
+    `squares` are the mean squares of the gradients of the samples' residuals in each: (2 phi_i)^1/2, (N,); `norms`
+    those of the weights, where they are known.
     """
-    norms = stacked(torch._foreach_norm([stage.u[0] for stage in stages])).tolist()
+    if norms is None:
+        norms = stacked(torch._foreach_norm([stage.u[0] for stage in stages])).tolist()
     sizes = [norm / max(1, stage.u[0].numel()) ** 0.5 for stage, norm in zip(stages, norms, strict=True)]
     if any("least_size" not in stage.state for stage in stages):
         _start(stages, sizes, squares, residuals)
