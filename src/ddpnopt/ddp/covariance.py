@@ -225,7 +225,7 @@ def observe(a: Tensor, dim: int, state: dict[str, Any], side: str, decay: float,
     """
     kept = dim % a.dim()
     n = a.shape[kept]
-    a = in_precision(a, torch.promote_types(a.dtype, torch.float32))  # to be decomposed
+    a = a if a.dtype.itemsize >= 4 else a.float()  # to be decomposed
     share = n / max(1, a.numel())  # of each place
     dense = n <= DENSE
     rows = None if dense and _is_outer(a, kept) else _rows(a, kept)

@@ -163,7 +163,7 @@ class ScaleFree(Batch):
     def _assemble(self, damping: float = DAMPING) -> None:
         """The shares eta of the layers, and with them S and m of all stages."""
         grams, self._grams = self._grams, []
-        if not len(grams):
+        if isinstance(grams, list) and not grams:
             return
         N = self.L.shape[0]
         together = grams if isinstance(grams, Tensor) else torch.stack(grams) if N <= TOGETHER else None
