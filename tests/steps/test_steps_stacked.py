@@ -53,6 +53,16 @@ def weights_are_put_back(model: nn.Module, opt: DDPNOpt, t: int) -> None:
                 p.clamp_(-0.5, 0.5)
 
 
+def update_is_masked(model: nn.Module, opt: DDPNOpt, t: int) -> None:
+    """As where weights were put back: a part of the last update of one layer is another tensor from then on."""
+    step(model, opt, t)
+    assert isinstance(model, nn.Sequential)
+    assert isinstance(model[0], nn.Linear)
+    if t % 3:
+        update = opt.state[model[0].weight]["update"]
+        update[0] = update[0] * (update[0] > 0)
+
+
 @pytest.fixture
 def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many layers were stacked, of each step in which some were."""
@@ -78,7 +88,8 @@ def trained(model: nn.Module, loop: Loop, steps: int, *, closed_loop: bool | Non
 @pytest.mark.parametrize("bias", [(True, True, True), (False, True, False), (False, False, False)])
 @pytest.mark.parametrize("closed_loop", [None, False])
 @pytest.mark.parametrize(
-    "loop", [step, sizes_change, factor_changes, state_is_loaded, bias_is_frozen, weights_are_put_back]
+    "loop",
+    [step, sizes_change, factor_changes, state_is_loaded, bias_is_frozen, weights_are_put_back, update_is_masked],
 )
 def test_a_stacked_step_is_that_of_its_layers(
     loop: Loop, closed_loop: bool | None, bias: tuple[bool, bool, bool], stacks: list[int],

@@ -70,6 +70,11 @@ class Update:
             self.parts.append([weight[:o, :n], bias[:o, 0]] if layer.bias else [weight[:o, :n]])
         self.flat = [part for parts in self.parts for part in parts]
 
+    def clear(self) -> None:
+        """Set everything to zero; around the parts there may be what a step has left that has failed."""
+        self.weights.zero_()
+        self.biases.zero_()
+
     def norms(self) -> list[list[float]]:
         """Those of the parts of each layer."""
         weights, biases = (torch.linalg.vector_norm(rows, dim=1).tolist() for rows in self.rows)
@@ -157,13 +162,16 @@ class Stacked:
         self._last = None if lasts is None else self._update_of([part for last in lasts for part in last])
 
     def _update_of(self, parts: Parts) -> Update:
-        """The one with these parts, or a new one that has copies of them."""
+        """The one with these parts, or one that has copies of them."""
         for update in self._updates:
             if all(a is b for a, b in zip(update.flat, parts, strict=True)):
                 return update
-        new = self._updates[0] = Update(self._layers, self._x)
-        torch._foreach_copy_(new.flat, parts)
-        return new
+        if any(a is b for update in self._updates for a, b in zip(update.flat, parts, strict=True)):
+            self._updates = [Update(self._layers, self._x) for _ in range(2)]  # some of them have to stay
+        kept = self._updates[0]
+        kept.clear()
+        torch._foreach_copy_(kept.flat, parts)
+        return kept
 
     def sizes(self) -> list[float]:
         """The norms of the weights, without biases."""
@@ -196,7 +204,7 @@ class Stacked:
         p = (self._raised_p * w).mT
         torch.baddbmm(last.weights, p, self._raised_x, beta=share, out=new.weights)
         torch.baddbmm(last.biases, p, self._constant, beta=share, out=new.biases)
-        return new.parts, new.norms()
+        return [list(parts) for parts in new.parts], new.norms()  # the state of a layer may change its list
 
     def change(self, stages: list[Stage], updates: list[Parts], norms: list[list[float]]) -> None:
         """weights <- weights - update."""

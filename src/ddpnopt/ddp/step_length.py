@@ -152,12 +152,13 @@ class StepLength:
             return self.fraction
         self.loss = found.loss if self.steps == 0 else DECAY * self.loss + (1 - DECAY) * found.loss
         share = found.loss / self.loss if self.loss > 0 else 1.0
-        for name, new in (
-            ("weight", 1.0), ("own", found.own * share), ("own_curvature", found.own_curvature * share),
-            ("unseen", found.unseen * share), ("unseen_curvature", found.unseen_curvature * share),
-            ("unseen_square", (found.unseen * share) ** 2),
-        ):  # fmt: skip
-            setattr(self, name, EVIDENCE * getattr(self, name) + (1 - EVIDENCE) * new)
+        unseen, rate = found.unseen * share, 1 - EVIDENCE
+        self.weight = EVIDENCE * self.weight + rate
+        self.own = EVIDENCE * self.own + rate * found.own * share
+        self.own_curvature = EVIDENCE * self.own_curvature + rate * found.own_curvature * share
+        self.unseen = EVIDENCE * self.unseen + rate * unseen
+        self.unseen_curvature = EVIDENCE * self.unseen_curvature + rate * found.unseen_curvature * share
+        self.unseen_square = EVIDENCE * self.unseen_square + rate * unseen**2
         if self.steps == 0 or not 0 < self.fraction < math.inf:
             self.fraction = START / found.own
             self.kappa = 0.5 * found.own / max(found.own_curvature * self.fraction, RESOLUTION)
