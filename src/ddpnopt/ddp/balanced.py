@@ -86,8 +86,9 @@ class OuterProducts:
     def solved(self, w: Tensor, metric: Metric) -> Parts:
         return self.combine(w)
 
-    def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
-        add_weighted(u, w, self.raised_x, self.raised_p, alpha)
+    def add_to(self, u: list[Tensor], w: Tensor, alpha: float, beta: float = 1.0) -> None:
+        """u <- beta u + alpha M^-1 P_u w."""
+        add_weighted(u, w, self.raised_x, self.raised_p, alpha, beta)
 
     def plus(self, step: Parts, share: float, w: Tensor, alpha: float) -> Parts:
         """share step + alpha M^-1 P_u w, in one call for each part."""
