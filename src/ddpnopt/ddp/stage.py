@@ -117,7 +117,7 @@ class Stage:
         if displacement.chain:
             if self.has_input_gradients:
                 self.p_h = []
-                if isinstance(self._balanced, OuterProducts):
+                if type(self._balanced) is OuterProducts:
                     self._balanced.p = EMPTY
         elif stored and (not self.moves or self.p_x[0] is None):  # the ledger needs p_h alone
             self.x = self.x.new_empty(len(self.x), 0)
