@@ -10,6 +10,7 @@ from test_steps_algebra import Dense, problem
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
+from ddpnopt._step import Step
 from ddpnopt.ddp.stage import Displacement
 from ddpnopt.ddp.value.scale_free import ScaleFree
 from ddpnopt.linear.metric import IDENTITY
@@ -150,3 +151,39 @@ def test_a_layer_that_skips_a_step_starts_the_next_one_without_memory() -> None:
     assert "update" not in opt.state[first]
     assert "update" in opt.state[second]
     assert "update" in opt.state[model.body.weight]
+
+
+@pytest.mark.parametrize("shape", [(8, 200), (4, 3, 200)])
+def test_the_update_of_a_large_layer_has_the_memory_of_the_last_one_and_can_be_undone(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(200, 160), nn.Tanh(), nn.Linear(160, 3)).double()
+    opt, batches = DDPNOpt(model), [torch.randn(shape).double() for _ in range(4)]
+
+    def step(x: Tensor) -> None:
+        opt.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        opt.step()
+
+    for x in batches[:2]:
+        step(x)
+    first: nn.Parameter = model[0].weight
+    last = opt.state[first]["update"]
+    before = [part.clone() for part in last]
+    weights = [p.detach().clone() for p in model.parameters()]
+
+    def fail(*_: object) -> bool:
+        assert not torch.equal(first, weights[0])
+        assert not torch.equal(last[0], before[0])
+        raise RuntimeError("after the update")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Step, "accept", fail)
+        with pytest.raises(RuntimeError, match="after the update"):
+            step(batches[2])
+    restored = [*model.parameters(), *opt.state[first]["update"]]
+    for now, then in zip(restored, [*weights, *before], strict=True):
+        torch.testing.assert_close(now.detach(), then)
+    step(batches[3])
+    assert opt.state[first]["update"][0].data_ptr() == last[0].data_ptr()

@@ -80,18 +80,24 @@ class OuterProducts:
         K = torch.addcmul(outputs, inputs, outputs) if self.layer.bias else inputs.mul_(outputs)
         return K, [per_sample_dot(self.p, self.layer.apply(self.x, step)) for step in steps]
 
+    def raised(self) -> tuple[Tensor, Tensor]:
+        """x and p with both factors of their side."""
+        return self.raised_x, self.raised_p
+
     def combine(self, w: Tensor) -> Parts:
-        return self.layer.grad(self.raised_x, scale_samples(w, self.raised_p))
+        x, p = self.raised()
+        return self.layer.grad(x, scale_samples(w, p))
 
     def solved(self, w: Tensor, metric: Metric) -> Parts:
         return self.combine(w)
 
-    def add_to(self, u: list[Tensor], w: Tensor, alpha: float) -> None:
-        add_weighted(u, w, self.raised_x, self.raised_p, alpha)
+    def add_to(self, u: list[Tensor], w: Tensor, alpha: float, beta: float = 1.0) -> None:
+        """u <- beta u + alpha M^-1 P_u w."""
+        add_weighted(u, w, *self.raised(), alpha, beta)
 
     def plus(self, step: Parts, share: float, w: Tensor, alpha: float) -> Parts:
         """share step + alpha M^-1 P_u w, in one call for each part."""
-        return plus_weighted(step, share, w, self.raised_x, self.raised_p, alpha)
+        return plus_weighted(step, share, w, *self.raised(), alpha)
 
 
 class Stored(SummedUp):

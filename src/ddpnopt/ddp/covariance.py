@@ -96,17 +96,29 @@ class Root:
         found = _left(basis * inside, _left(basis.T, columns))
         return found.addcmul_(columns, rest).view(a.shape)
 
-    def squared(self, a: Tensor) -> tuple[Tensor, Tensor]:
-        """The square of the root applied to the rows of a, (B, n), and their inner products with a, (B,)."""
-        if self.dense:
-            raised = self.times(a, -1, 2)
-            return raised, torch.linalg.vecdot(a, raised)
-        inside, rest = (in_precision(levels, a.dtype) for levels in self.power(2))
+    def inside(self, a: Tensor, combined: Tensor) -> Tensor:
+        """The rows of a, (B, n), in the basis, (B, r), of which their `sketch`, (B, k), may have all but the scale."""
         basis = in_precision(self.kept["basis"], a.dtype)
-        parts = a @ basis
-        scaled = parts * inside
-        squares = torch.linalg.vector_norm(a, dim=1).square_().mul_(rest).add_(torch.linalg.vecdot(parts, scaled))
-        return (scaled @ basis.T).addcmul_(a, rest), squares
+        r = basis.shape[1]
+        if self.dense or combined.shape[1] < 2 * r:
+            return a @ basis
+        return combined[:, :r] / in_precision(self.kept["levels"][:-1] * self.kept["factor"], a.dtype)
+
+    def squares(self, a: Tensor, inside: Tensor) -> Tensor:
+        """|R a|^2 of the rows of a, (B,), which are `inside` in the basis."""
+        if self.dense:
+            levels = in_precision(self.kept["levels"] * self.kept["factor"], a.dtype)
+            return torch.linalg.vector_norm(inside * levels, dim=1).square_()
+        weights, rest = (in_precision(levels, a.dtype) for levels in self.power(2))
+        squares = torch.linalg.vector_norm(a, dim=1).square_().mul_(rest)
+        return squares.add_(torch.linalg.vecdot(inside, inside * weights))
+
+    def squared(self, a: Tensor, inside: Tensor) -> Tensor:
+        """The square of the root applied to the rows of a, which are `inside` in the basis."""
+        if self.dense:
+            return self.times(a, -1, 2)
+        weights, rest = (in_precision(levels, a.dtype) for levels in self.power(2))
+        return ((inside * weights) @ in_precision(self.kept["basis"], a.dtype).T).addcmul_(a, rest)
 
     def apart(self, a: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         """a in the directions of the root, moved to the end, and the square of the root in each of them.

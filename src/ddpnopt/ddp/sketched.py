@@ -177,20 +177,25 @@ class SketchedProducts(OuterProducts, _KnownSteps):
 
     def __init__(self, layer: Linear, x: Tensor, p: Tensor, balance: Mixing, k: int) -> None:
         self.layer, self.x, self.p, self.balance, self.k = layer, x, p, balance, k
-        self.raised_x, self._squares_x = balance.input_root.squared(x)
-        self.raised_p, self._squares_p = balance.output_root.squared(p)
         self._x, self._p = self._inputs(x), _combined(balance.output_root, p, -1, self.k)
+        self._inside_x = balance.input_root.inside(x, self._x)
+        self._inside_p = balance.output_root.inside(p, self._p)
         _KnownSteps.__init__(self, (self._p.shape[1], self._x.shape[1]), layer.weight_dims)
 
     def _inputs(self, x: Tensor) -> Tensor:
         return _combined(self.balance.input_root, x, -1, self.k)
 
     def combined(self) -> RankOne:
-        x, p = _with_norms(self._x, self._squares_x), _with_norms(self._p, self._squares_p)
+        x = _with_norms(self._x, self.balance.input_root.squares(self.x, self._inside_x))
+        p = _with_norms(self._p, self.balance.output_root.squares(self.p, self._inside_p))
         return RankOne(replace(self.layer, weight_shape=(p.shape[1], x.shape[1])), x, p)
 
     def couple(self, steps: list[Parts]) -> tuple[Tensor, list[Tensor]]:
         return self.combined().gram(IDENTITY), [self.effect(step) for step in steps]
+
+    def raised(self) -> tuple[Tensor, Tensor]:
+        roots = self.balance.input_root, self.balance.output_root
+        return roots[0].squared(self.x, self._inside_x), roots[1].squared(self.p, self._inside_p)
 
     def effect(self, step: Parts) -> Tensor:
         return self._effect(self._x, step)

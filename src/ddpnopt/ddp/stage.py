@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp.balance import Balance
-from ddpnopt.ddp.balanced import BalancedGradients, OuterProducts, Stored, SummedUp
+from ddpnopt.ddp.balanced import BalancedGradients, OneGradient, OuterProducts, Stored, SummedUp
 from ddpnopt.ddp.balanced_forms import balanced_gradients, sketched
 from ddpnopt.ddp.sketched import Sketch, Sketched, SketchedProducts
 from ddpnopt.linear.given import Given, without_held
@@ -22,6 +22,7 @@ from ddpnopt.linear.sample_gradients import Explicit, SampleGradients, Sums
 
 EMPTY = torch.empty(0)
 COPIED = 2**14  # weights up to which a layer keeps a copy of them during a step
+REVERSIBLE = 0.01  # factor of the prior from which on dividing by it gives back what was multiplied, but for rounding
 
 
 @dataclass(eq=False)
@@ -54,6 +55,7 @@ class Stage:
     combined: Tensor | None = field(default=None, init=False)  # its combinations, in a large layer
     norms: list[float] | None = field(default=None, init=False)  # of its parts, where they are known
     kept: bool = field(default=False, init=False)  # whether u is a copy of the nominal weights
+    put_back: Callable[[], None] | None = field(default=None, init=False)  # gives the prior step its values again
     _gradients: SampleGradients | None = field(default=None, init=False)
     _balanced: BalancedGradients | None = field(default=None, init=False)
 
@@ -95,13 +97,14 @@ class Stage:
         return self.norms is not None and math.hypot(*self.norms) <= self.size * self.weights[0].numel() ** 0.5
 
     def restore(self) -> None:
-        """Give the weights their nominal values again."""
-        if not self.changed:
-            return
-        if self.kept:
+        """Give the weights their nominal values again, and the prior step its own where the update has its place."""
+        if self.changed and self.kept:
             torch._foreach_copy_(self.weights, self.u)
-        elif self.update is not None:
+        elif self.changed and self.update is not None:
             torch._foreach_add_(self.weights, self.update)
+        if self.put_back is not None:
+            self.put_back()
+            self.put_back = None
 
     @property
     def has_input_gradients(self) -> bool:
@@ -116,7 +119,7 @@ class Stage:
         if displacement.chain:
             if self.has_input_gradients:
                 self.p_h = []
-                if isinstance(self._balanced, OuterProducts):
+                if type(self._balanced) is OuterProducts:
                     self._balanced.p = EMPTY
         elif stored and (not self.moves or self.p_x[0] is None):  # the ledger needs p_h alone
             self.x = self.x.new_empty(len(self.x), 0)
@@ -211,6 +214,38 @@ class Direction:
             for weight, part in zip(u, rest, strict=True):
                 weight.add_(part, alpha=alpha)
 
+    def times(self, alpha: float) -> Parts:
+        """alpha d, as new tensors."""
+        if self.gradients is not None and self.w is not None and self._is_sum:
+            return self.gradients.combine(self.w * alpha)
+        return list(torch._foreach_mul(self.parts(), alpha))
+
+    @property
+    def _is_sum(self) -> bool:
+        """Whether d is a sum over the samples of this process alone, which is not there yet."""
+        return self._explicit is None and self.l_u is None and self.peers.alone
+
+    def fits(self, step: Parts) -> bool:
+        """Whether to write d into this step: it has a large weight, and the way back needs less memory than another."""
+        gradients, weight = self.gradients, step[0]
+        if not isinstance(gradients, (OuterProducts, OneGradient)) or not self._is_sum or weight.dtype.itemsize < 4:
+            return False
+        return weight.numel() >= max(COPIED, 2 * gradients.x.numel())
+
+    def write_into(self, step: Parts, share: float, alpha: float) -> Callable[[], None]:
+        """step <- share step + alpha d; what undoes it, for which the gradients are kept."""
+        if isinstance(self.gradients, OuterProducts) and self.w is not None:
+            self.gradients.add_to(step, self.w, alpha, share)
+        else:
+            torch._foreach_mul_(step, share)
+            self.add_to(step, alpha)
+
+        def put_back() -> None:
+            self.add_to(step, -alpha)
+            torch._foreach_mul_(step, 1 / share)
+
+        return put_back
+
     def plus(self, step: Parts, share: float, alpha: float) -> Parts:
         """share step + alpha d, as new tensors, with as few calls and passes over the weights as there are."""
         gradients, w = self.gradients, self.w
@@ -220,7 +255,8 @@ class Direction:
             if isinstance(gradients, SummedUp):
                 own = gradients.combine(w * alpha)
                 if _are_alike(own, step):
-                    return list(torch._foreach_add(own, step, alpha=share))
+                    torch._foreach_add_(own, step, alpha=share)
+                    return own
                 found = list(torch._foreach_mul(step, share))
                 torch._foreach_add_(found, own)
                 return found

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ddpnopt.curvature.base import Curvature, Seen, State
 from ddpnopt.curvature.diagonal import Identity
-from ddpnopt.ddp.stage import Direction, Displacement, Policy, Stage, change
+from ddpnopt.ddp.stage import REVERSIBLE, Direction, Displacement, Policy, Stage, change
 from ddpnopt.ddp.value.base import ValueFunction
 from ddpnopt.linear.layer import Layer, Parts, inner, norm
 from ddpnopt.linear.metric import IDENTITY, Metric
@@ -138,17 +138,20 @@ def _update_balanced(stage: Stage, d: Direction, policy: Policy, log: Log | None
 
 def _balanced_update(stage: Stage, d: Direction) -> Parts:
     """eta M^-1 d and the prior: old minus new weights."""
-    if stage.prior:
-        (share, step), *others = stage.prior
-        update = d.plus(step, stage.fraction * share, stage.eta)
-        for share, step in others:
-            torch._foreach_add_(update, step, alpha=stage.fraction * share)
-    else:
-        update = list(torch._foreach_mul(d.parts(), stage.eta))
-    sketched = stage.sketched
+    steps, sketched = [(stage.fraction * share, step) for share, step in stage.prior], stage.sketched
     if sketched is not None and stage.is_precise and d.w is not None and stage.peers.alone:
-        steps = [(stage.fraction * share, step) for share, step in stage.prior]
         stage.combined = sketched.sum_of(d.w, stage.eta, steps)
+    if not steps:
+        update = d.times(stage.eta)
+    elif len(steps) == 1 and stage.prior[0][0] >= REVERSIBLE and d.fits(steps[0][1]):
+        [(share, step)] = steps
+        stage.put_back, update = d.write_into(step, share, stage.eta), [*step]
+    else:
+        (share, step), *others = steps
+        update = d.plus(step, share, stage.eta)
+        for share, step in others:
+            torch._foreach_add_(update, step, alpha=share)
+    if sketched is not None and stage.combined is not None:
         sketched.know(update, stage.combined)
     return update
 

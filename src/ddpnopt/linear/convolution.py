@@ -138,8 +138,11 @@ class Conv(Layer):
             if v.stride(1) == 1 and x.stride(1) == 1:  # channels last in memory
                 return torch.bmm(v.movedim(1, -1).flatten(1, -2).mT, x.movedim(1, -1).flatten(1, -2))[:, None]
             return torch.bmm(v.flatten(2), x.flatten(2).mT)[:, None]
-        x, v = x.contiguous(), v.contiguous()  # what follows is so much slower with channels last that a copy pays
-        return self._to_basis(self._as_groups(x, v) if self._is_grouped_faster(x, v) else self._over_columns(x, v))
+        x = x.contiguous()  # what follows is so much slower with channels last that a copy pays
+        if self._is_grouped_faster(x, v):
+            return self._to_basis(self._as_groups(x, v.contiguous()))
+        # the rows of one group are the places, wherever the channels are in memory
+        return self._to_basis(self._over_columns(x, v if self.groups == 1 and v.stride(1) == 1 else v.contiguous()))
 
     def _over_columns(self, x: Tensor, v: Tensor) -> Tensor:
         """Through copies of all patches, a few samples at a time."""

@@ -137,17 +137,15 @@ class RankOne:
         add_weighted(u, w, self.x, self.p, alpha)
 
 
-def add_weighted(u: list[Tensor], w: Tensor, x: Tensor, p: Tensor, alpha: float) -> None:
-    """u <- u + alpha sum_i w_i x~_i (x) p_i, for [W] or [W, b]."""
+def add_weighted(u: list[Tensor], w: Tensor, x: Tensor, p: Tensor, alpha: float, beta: float = 1.0) -> None:
+    """u <- beta u + alpha sum_i w_i x~_i (x) p_i, for [W] or [W, b]."""
     w, columns = in_precision(w, p.dtype), p.T
     if len(u) > 1:
-        u[1].addmv_(columns, w, alpha=alpha)
-    if w.shape[0] <= SAMPLES:
-        u[0].addmm_(columns * w, x, alpha=alpha)
-        return
+        u[1].addmv_(columns, w, alpha=alpha, beta=beta)
     # a few samples at a time bound the memory of the weighted gradients
     for some, rows, inputs in zip(w.split(SAMPLES), columns.split(SAMPLES, 1), x.split(SAMPLES), strict=True):
-        u[0].addmm_(rows * some, inputs, alpha=alpha)
+        u[0].addmm_(rows * some, inputs, alpha=alpha, beta=beta)
+        beta = 1.0
 
 
 def plus_weighted(step: Parts, share: float, w: Tensor, x: Tensor, p: Tensor, alpha: float) -> Parts:

@@ -278,6 +278,7 @@ class ScaleFree(Batch):
         self._take(fraction)
         self._plan = w * fraction
         if self.planned:
+            self._first = self._inverse = self._roots = None  # nothing is left to solve
             return
         assert self._roots is not None
         self.target = self.target * fraction
