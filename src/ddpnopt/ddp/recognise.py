@@ -124,7 +124,7 @@ def _again(last: Form, z: Tensor, q: Tensor, mean: bool, tol: float, total: floa
     """The loss in the form of the step before, if it has the gradient q and the value `total`."""
     if last.kind == "squared_error":
         squares = _squares(q)
-        scale = float(squares.sum()) / (4 * total)
+        scale = squares[1] / (4 * total)
         return _squared_error(z, q, mean, tol, scale, squares) if abs(scale - last.scale) <= tol * last.scale else None
     if last.kind == "cross_entropy":
         found = classes.with_scale(z, q, last.dim, last.scale, last.temperature, tol)
@@ -198,7 +198,7 @@ def _linear(z: Tensor, q: Tensor, tol: float, total: float | None) -> LinearLoss
 def _other(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) -> AnyLoss:
     """A squared error if the loss says so, or if it is not known and nothing speaks against it."""
     squares, usual = _squares(q), _usual(z, mean)
-    size = float(squares.sum())
+    size = squares[1]
     if total is not None and total <= 0 < size:  # a loss below zero, such as a likelihood, has its minimum anywhere
         return UnknownLoss.adding_up_to(within_reach(z, q), z, q)
     if total is None or size == 0:
@@ -211,10 +211,10 @@ def _other(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) ->
     return _squared_error(z, q, mean, tol, scale, squares)
 
 
-def _squares(q: Tensor) -> Tensor:
-    """|q_i|^2 of each sample, in double precision: (B,)."""
-    rows = q.double().reshape(len(q), -1)
-    return torch.linalg.vecdot(rows, rows)
+def _squares(q: Tensor) -> tuple[Tensor, float]:
+    """|q_i|^2 of each sample, in double precision, (B,), and their sum."""
+    of_samples = torch.linalg.vector_norm(q.reshape(len(q), -1), dim=1, dtype=torch.float64).square_()
+    return of_samples, float(of_samples.sum())
 
 
 def _usual(z: Tensor, mean: bool) -> float:
@@ -222,7 +222,7 @@ def _usual(z: Tensor, mean: bool) -> float:
     return 1.0 / max(z.numel(), 1) if mean else 1.0
 
 
-def _squared_error(z: Tensor, q: Tensor, mean: bool, tol: float, scale: float, squares: Tensor) -> Loss:
+def _squared_error(z: Tensor, q: Tensor, mean: bool, tol: float, scale: float, squares: tuple[Tensor, float]) -> Loss:
     """scale * sum (z - t)^2 over all elements, or those with a gradient; `squares` are those of q in each sample."""
     usual = _usual(z, mean)
     weight: Tensor | float = scale
@@ -231,8 +231,8 @@ def _squared_error(z: Tensor, q: Tensor, mean: bool, tol: float, scale: float, s
     elif _is_masked(scale, q, tol):
         weight = scale * (q != 0).to(q.dtype)
     found = Loss("squared_error", lambda: torch.sub(z, q, alpha=1 / (2 * scale)), weight)
-    losses = squares.mul_(1 / (4 * scale))
-    return found.knowing(z, in_precision(losses, q.dtype), float(losses.sum()))
+    of_samples, size = squares
+    return found.knowing(z, in_precision(of_samples / (4 * scale), q.dtype), size / (4 * scale))
 
 
 def _is_masked(scale: float, q: Tensor, tol: float) -> bool:

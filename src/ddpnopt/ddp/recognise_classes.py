@@ -75,15 +75,12 @@ def _hard_labels(z: Tensor, q: Tensor, dim: int, w: float, tol: float) -> Loss |
     if not float(torch.linalg.vector_norm(apart, math.inf)) <= tol:
         return None
     found = Loss("cross_entropy", partial(_one_hot, label, z, dim), w, dim, label.squeeze(dim))
-    mean = found.total(z) / (w * label.numel())
-    # at one place at least 1 - p, with p the probability of the label, is as large as this
-    certain = -math.expm1(-mean) > 7 * tol or says_something(q, w, tol)
-    return found if certain else replace(found, certain=False)
+    return _judged(found, found.total(z) / (w * label.numel()), q, w, tol)
 
 
 def _hard_labels_of_few(z: Tensor, q: Tensor, w: float, tol: float) -> Loss | None:
     """The same for outputs (B, n) so few that calls would take longer than to go through their numbers."""
-    labels, losses, largest = [], [], 0.0
+    labels, losses = [], []
     for outputs, gradient in zip(z.tolist(), q.tolist(), strict=True):
         top = max(outputs)
         powers = [math.exp(each - top) for each in outputs]
@@ -91,16 +88,20 @@ def _hard_labels_of_few(z: Tensor, q: Tensor, w: float, tol: float) -> Loss | No
         t = [power / total - each / w for power, each in zip(powers, gradient, strict=True)]
         label = t.index(max(t))
         t[label] -= 1.0
-        if not all([abs(each) <= tol for each in t]):  # not a number neither
+        if not -tol <= min(t) <= max(t) <= tol or math.isnan(sum(t)):
             return None
         labels.append(label)
         losses.append(w * (math.log(total) + top - outputs[label]))
-        largest = max(largest, -gradient[label], *gradient)
-    label_of = z.new_tensor(labels, dtype=torch.long)
-    found = Loss(
-        "cross_entropy", lambda: _one_hot(label_of.unsqueeze(1), z, 1), w, 1, label_of, certain=largest > 5 * tol * w
-    )
-    return found.knowing(z, z.new_tensor(losses), sum(losses))
+    label_of, total = z.new_tensor(labels, dtype=torch.long), sum(losses)
+    found = Loss("cross_entropy", lambda: _one_hot(label_of.unsqueeze(1), z, 1), w, 1, label_of)
+    return _judged(found.knowing(z, z.new_tensor(losses), total), total / (w * len(labels)), q, w, tol)
+
+
+def _judged(found: Loss, mean: float, q: Tensor, w: float, tol: float) -> Loss:
+    """Not certain where the gradient says nothing; `mean` is that of the losses at all places, without the weight w."""
+    # at one place at least the probability of the label is no more than exp(-mean), which mostly says enough
+    certain = -math.expm1(-mean) > 7 * tol or says_something(q, w, tol)
+    return found if certain else replace(found, certain=False)
 
 
 def with_scale(z: Tensor, q: Tensor, dim: int, w: float, temperature: float, tol: float) -> Loss | None:
