@@ -204,27 +204,27 @@ class Step:
         memory = opt._length.memory, opt._parameters.stage_cost() + inside, inside, self.own_loss
         given = recording, self.displacement, fraction, self.sample_losses, peers, memory
         (p_h, p_x), value = opt.form.start(self.passes, *given)  # an attempt that fails leaves nothing of it
-        self.stages = []
+        self.stages, recompute, scale_free = [], opt.recompute, opt.form.scale_free
         settings = opt._parameters.of_layers(recording.layers)
-        for t, record in enumerate(recording.layers):
-            lr, momentum, decay, state = settings[t]
+        each = zip(recording.layers, settings, zip(*p_h, strict=True), zip(*p_x, strict=True), strict=True)
+        for record, (lr, momentum, decay, state), own_p_h, own_p_x in each:
             weights: list[Tensor] = list(record.parameters)
             dtype = weights[0].dtype  # autocast may have recorded smaller ones
             l_u = decay if record.extra is None else add(record.extra, decay)
             x = record.input_in(dtype)
             self.stages.append(
                 Stage(
-                    record.name, record.layer, x, weights if opt.form.scale_free else [w.detach() for w in weights], lr,
-                    [in_precision(column[t], dtype) for column in p_h],
-                    [None if opt.recompute or column[t] is None else in_precision(column[t], dtype) for column in p_x],
+                    record.name, record.layer, x, weights if scale_free else [w.detach() for w in weights], lr,
+                    [in_precision(p, dtype) for p in own_p_h],
+                    [None if recompute else in_precision(p, dtype) for p in own_p_x],
                     l_u,
-                    record.p_h_dot_h, peers, opt.recompute, record.moves, state, weights, momentum,
-                    record.later if record.later is None else in_precision(record.later, x.dtype),
+                    record.p_h_dot_h, peers, recompute, record.moves, state, weights, momentum,
+                    in_precision(record.later, x.dtype),
                 )
             )  # fmt: skip
             if not self.inside:  # else the outputs would not give the gradients again
                 record.free()
-        del p_h, p_x, x  # the stages have them, and free them on the way
+        del p_h, p_x, each, own_p_h, own_p_x, x  # the stages have them, and free them on the way
         scale = float(peers.batch(recording.batch_size)) if opt.form.mean else 1.0
         if isinstance(value, ScaleFree):
             self.value, value.planned = value, self.planned
