@@ -51,6 +51,7 @@ class Step:
         self.known: list[ModelLayer] = []  # layers without a record, whose curvature is known from an earlier step
         self.own: list[nn.Parameter] = []  # of all these layers
         self.rest: list[nn.Parameter] = []  # all others with a gradient
+        self.has_own_grads = False  # whether any of the former have one in `.grad`
         self.losses: Losses | None = None
         self.sample_losses: Tensor | None = None  # (B,)
         self.own_loss = 0.0  # their sum
@@ -110,6 +111,7 @@ class Step:
         with_grad = [p for p in opt._parameters if p.grad is not None]
         own = set(self.own) if with_grad else ()
         self.rest = [p for p in with_grad if p not in own]
+        self.has_own_grads = len(self.rest) < len(with_grad)
         if not self.own and not self.rest:
             raise StepError("step() without a backward pass: call loss.backward() first.")
         if opt.feedback:
