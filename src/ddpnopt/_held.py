@@ -86,6 +86,8 @@ class Held:
 
     def look(self, opt: DDPNOpt) -> None:
         """Before a step: which weights the loop has put back since the last one."""
+        if not self._kept:
+            return
         kept, self._kept = self._kept, []
         found = _put_back(kept)
         if all(torch.equal(back, moved) for _, back, moved in found):

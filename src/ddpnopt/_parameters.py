@@ -79,18 +79,20 @@ class Parameters:
         """Learning rate, momentum, stage cost and state of each layer."""
         several = len(self.groups) > 1
         group_of = {p: group for group in self.groups for p in group["params"]} if several else {}
+        first = last = self.groups[0]
         found = []
         for layer in layers:
             parameters = layer.parameters
-            groups = [group_of[p] for p in parameters] if several else self.groups * len(parameters)
-            first, last = groups[0], groups[-1]
+            if several:
+                first, last = group_of[parameters[0]], group_of[parameters[-1]]
             if first["momentum"]:
                 self._check_momentum(first)
             if first is not last:
                 _check_alike(layer.name, first, last)
             l_u = None
-            if first["weight_decay"] or last["weight_decay"]:
-                l_u = [p.detach() * group["weight_decay"] for p, group in zip(parameters, groups, strict=True)]
+            if first["weight_decay"] or last["weight_decay"]:  # of weight and bias
+                decays = first["weight_decay"], last["weight_decay"]
+                l_u = [p.detach() * decay for p, decay in zip(parameters, decays, strict=False)]
             parts = 0 if (layer if isinstance(layer, ModelLayer) else layer.model_layer).loosened else len(parameters)
             state = self._state_of(parameters, parts)
             state["parts"] = parts
@@ -112,6 +114,8 @@ class Parameters:
     def stage_cost(self) -> float:
         """Weight decay as a cost, lambda |u|^2 / 2."""
         decayed = [g for g in self.groups if g["weight_decay"]]
+        if not decayed:
+            return 0.0
         return float(sum(0.5 * g["weight_decay"] * p.square().sum() for g in decayed for p in g["params"]))
 
     def warn_open_loop(self, names: list[str], why: str = "") -> None:

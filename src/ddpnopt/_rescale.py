@@ -29,7 +29,7 @@ def rescale(step: Step, recording: Recording) -> None:
         total = None if clipped is None or total is None else clipped * total
     share = peers.share(recording.batch_size) if peers is not None and form.mean else 1.0
     if opt.feedback:
-        if peers is not None or any(p.grad is not None for p in step.own):
+        if peers is not None or step.has_own_grads:
             find_penalties(step.layers, average, peers, share)
             step.penalties = penalties_of(step.layers, opt._capture) if form.scale_free else step.penalties
             total = step.penalties.taken_from(total)  # what is left is that of the outputs

@@ -51,6 +51,7 @@ class Step:
         self.known: list[ModelLayer] = []  # layers without a record, whose curvature is known from an earlier step
         self.own: list[nn.Parameter] = []  # of all these layers
         self.rest: list[nn.Parameter] = []  # all others with a gradient
+        self.has_own_grads = False  # whether any of the former have one in `.grad`
         self.losses: Losses | None = None
         self.sample_losses: Tensor | None = None  # (B,)
         self.own_loss = 0.0  # their sum
@@ -110,6 +111,7 @@ class Step:
         with_grad = [p for p in opt._parameters if p.grad is not None]
         own = set(self.own) if with_grad else ()
         self.rest = [p for p in with_grad if p not in own]
+        self.has_own_grads = len(self.rest) < len(with_grad)
         if not self.own and not self.rest:
             raise StepError("step() without a backward pass: call loss.backward() first.")
         if opt.feedback:
@@ -204,27 +206,27 @@ class Step:
         memory = opt._length.memory, opt._parameters.stage_cost() + inside, inside, self.own_loss
         given = recording, self.displacement, fraction, self.sample_losses, peers, memory
         (p_h, p_x), value = opt.form.start(self.passes, *given)  # an attempt that fails leaves nothing of it
-        self.stages = []
+        self.stages, recompute, scale_free = [], opt.recompute, opt.form.scale_free
         settings = opt._parameters.of_layers(recording.layers)
-        for t, record in enumerate(recording.layers):
-            lr, momentum, decay, state = settings[t]
+        each = zip(recording.layers, settings, zip(*p_h, strict=True), zip(*p_x, strict=True), strict=True)
+        for record, (lr, momentum, decay, state), own_p_h, own_p_x in each:
             weights: list[Tensor] = list(record.parameters)
             dtype = weights[0].dtype  # autocast may have recorded smaller ones
             l_u = decay if record.extra is None else add(record.extra, decay)
             x = record.input_in(dtype)
             self.stages.append(
                 Stage(
-                    record.name, record.layer, x, weights if opt.form.scale_free else [w.detach() for w in weights], lr,
-                    [in_precision(column[t], dtype) for column in p_h],
-                    [None if opt.recompute or column[t] is None else in_precision(column[t], dtype) for column in p_x],
+                    record.name, record.layer, x, weights if scale_free else [w.detach() for w in weights], lr,
+                    [in_precision(p, dtype) for p in own_p_h],
+                    [None if recompute else in_precision(p, dtype) for p in own_p_x],
                     l_u,
-                    record.p_h_dot_h, peers, opt.recompute, record.moves, state, weights, momentum,
-                    record.later if record.later is None else in_precision(record.later, x.dtype),
+                    record.p_h_dot_h, peers, recompute, record.moves, state, weights, momentum,
+                    in_precision(record.later, x.dtype),
                 )
             )  # fmt: skip
             if not self.inside:  # else the outputs would not give the gradients again
                 record.free()
-        del p_h, p_x, x  # the stages have them, and free them on the way
+        del p_h, p_x, each, own_p_h, own_p_x, x  # the stages have them, and free them on the way
         scale = float(peers.batch(recording.batch_size)) if opt.form.mean else 1.0
         if isinstance(value, ScaleFree):
             self.value, value.planned = value, self.planned

@@ -96,18 +96,23 @@ def _share_changed(step: Step, norms: list[float]) -> float:
     s (m^1/2 + n^1/2); the ratio of all weights where each output depends on its own (embeddings, norms, depthwise
     convolutions). `norms` are those of the updates.
     """
-    found = []
+    largest, bounds = 0.0, []
     for norm, (change, *_), stage in zip(norms, step.updates, step.stages, strict=True):
-        count, mixes = max(1, change.numel()), stage.layer.mixes_features and change.dim() > 1
-        outputs = stage.layer.weight_dims[1]
-        m = change.shape[outputs] if mixes else count
-        size = stage.size * (m**0.5 + (count / m) ** 0.5 if mixes else count**0.5)
-        found.append((norm / size, norm, size, change, outputs if mixes else None))
-    largest = 0.0
-    for share, norm, size, change, dim in sorted(found, key=lambda each: each[0], reverse=True):
-        # the Frobenius norm is a bound, enough in most steps, and for all that are below the largest of the others
-        if dim is not None and share > max(largest, REACH):
-            share = spectral_norm(change.movedim(dim, 0).flatten(1), norm) / size
+        shape, count, layer = change.shape, max(1, change.numel()), stage.layer
+        if len(shape) > 1 and layer.mixes_features:
+            dim = layer.weight_dims[1]
+            size = stage.size * (shape[dim] ** 0.5 + (count / shape[dim]) ** 0.5)
+            if norm > REACH * size:
+                bounds.append((norm / size, norm, size, change, dim))
+                continue
+        else:
+            size = stage.size * count**0.5
+        largest = max(largest, norm / size)
+    # the Frobenius norm is a bound, enough in most steps, and for all that are below the largest of the others
+    for share, norm, size, change, dim in sorted(bounds, key=lambda each: each[0], reverse=True):
+        if share > largest:
+            matrix = change if change.dim() == 2 else change.movedim(dim, 0).flatten(1)
+            share = spectral_norm(matrix, norm) / size
         largest = max(largest, share)
     return largest
 
@@ -121,12 +126,13 @@ def _mean_share_changed(step: Step, norms: list[float]) -> float:
 
 def _norms(step: Step) -> list[float]:
     """Those of the updates of the weights, without biases; notes whether both are finite."""
-    each = list(zip(step.stages, step.updates, strict=True))
+    each = zip(step.stages, step.updates, strict=True)
     unknown = [part for stage, update in each if stage.norms is None for part in update]
     norms = iter(stacked(torch._foreach_norm(unknown)).tolist() if unknown else ())
+    each = zip(step.stages, step.updates, strict=True)
     found = [stage.norms or [next(norms) for _ in update] for stage, update in each]
-    step.finite = math.isfinite(sum(norm for of_parts in found for norm in of_parts))
-    return [of_weight for of_weight, *_ in found]
+    step.finite = math.isfinite(sum(map(sum, found)))
+    return [of_parts[0] for of_parts in found]
 
 
 def _updates(step: Step) -> list[list[Tensor]]:

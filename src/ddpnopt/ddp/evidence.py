@@ -50,9 +50,8 @@ def is_round(factor: float, tol: float, first_digits: tuple[float, ...] = ()) ->
 
 def has_usual_scale(weight: float, q: Tensor, tol: float) -> bool:
     """Whether a weight is a round number over a number of elements, places or samples, all or those with gradient."""
-    live = q != 0
-    rows = live.reshape(len(q), -1).any(1)
-    counts = {1, q.numel(), len(q), q.numel() // q.shape[-1], int(live.sum()), int(rows.sum())}
+    rows = q.reshape(len(q), -1).any(1)
+    counts = {1, q.numel(), len(q), q.numel() // q.shape[-1], int(q.count_nonzero()), int(rows.count_nonzero())}
     return any(is_round(weight * count, tol) for count in counts)
 
 

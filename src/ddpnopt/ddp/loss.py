@@ -7,6 +7,7 @@ loss is known, and so is the loss at any other outputs.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -22,7 +23,7 @@ class Loss:
     """A loss with its targets: sum over places of weight * distance(z, target)."""
 
     kind: str  # "cross_entropy", "binary_cross_entropy" or "squared_error"
-    target: Tensor
+    targets: Tensor | Callable[[], Tensor]  # or how to compute them: most steps do without
     weight: Tensor | float  # broadcasts against the places
     dim: int = -1  # of the classes
     label: Tensor | None = None  # (B, …), where the target is one class at each place
@@ -33,9 +34,19 @@ class Loss:
     # outputs, losses and, where it was asked for, their sum
     _last: list[tuple[Tensor, Tensor, float | None]] = field(default_factory=list, compare=False, repr=False)
 
+    @cached_property
+    def target(self) -> Tensor:
+        """The targets: like the outputs."""
+        return self.targets if isinstance(self.targets, Tensor) else self.targets()
+
     @property
     def dtype(self) -> torch.dtype:
         return self.target.dtype
+
+    def knowing(self, z: Tensor, losses: Tensor, total: float) -> Loss:
+        """The same, with the losses at outputs z where they are known already."""
+        self._last[:] = [(z, losses, total)]
+        return self
 
     def per_sample(self, z: Tensor) -> Tensor:
         """The contribution of each sample to the batch loss, above its minimum: (B,); not computed twice in a row."""
@@ -77,7 +88,11 @@ class Loss:
     def minimum(self) -> float:
         """What the user's loss has at best, where `per_sample` is measured from it: the entropy of soft targets."""
         has_entropy = self.soft if self.kind == "binary_cross_entropy" else self.kind == "cross_entropy"
-        return float((self.weight * self._entropy).sum()) if has_entropy and self.label is None else 0.0
+        return self._least if has_entropy and self.label is None else 0.0
+
+    @cached_property
+    def _least(self) -> float:
+        return float((self.weight * self._entropy).sum())
 
     @cached_property
     def _entropy(self) -> Tensor:
@@ -118,6 +133,8 @@ class UnknownLoss:
 
     def per_sample(self, z: Tensor) -> Tensor:
         """The contribution of each sample to the batch loss: (B,)."""
+        if z is self.z:
+            return 0.5 * self.residual.square()
         change = (self.q * (z - self.z)).reshape(len(self.q), -1).sum(1)
         moves = self.residual > 0
         safe = torch.where(moves, self.residual, torch.ones_like(self.residual))

@@ -7,6 +7,7 @@ loss, if it is handed over, gives the scale where the gradient does not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +18,7 @@ from ddpnopt.ddp import recognise_binary as binary
 from ddpnopt.ddp import recognise_classes as classes
 from ddpnopt.ddp.evidence import has_usual_scale, is_round, says_something, shared_magnitude, tolerance, within_reach
 from ddpnopt.ddp.loss import AnyLoss, LinearLoss, Loss, UnknownLoss
+from ddpnopt.linear.layer import in_precision
 
 NO_FORM = ("unknown", "squared_error")  # what a loss is taken for where nothing fits
 TRIES, AGAIN = 5, 16  # attempts without success after which the rare forms are tried so many steps later
@@ -121,8 +123,9 @@ def recognise(
 def _again(last: Form, z: Tensor, q: Tensor, mean: bool, tol: float, total: float) -> Loss | None:
     """The loss in the form of the step before, if it has the gradient q and the value `total`."""
     if last.kind == "squared_error":
-        scale = _squares(q) / (4 * total)
-        return _squared_error(z, q, mean, tol, scale) if abs(scale - last.scale) <= tol * last.scale else None
+        squares = _squares(q)
+        scale = squares[1] / (4 * total)
+        return _squared_error(z, q, mean, tol, scale, squares) if abs(scale - last.scale) <= tol * last.scale else None
     if last.kind == "cross_entropy":
         found = classes.with_scale(z, q, last.dim, last.scale, last.temperature, tol)
     else:
@@ -152,9 +155,10 @@ def _binary_cross_entropy(
 ) -> Iterator[Loss]:
     kind, weight = "binary_cross_entropy", 1.0 / z.numel() if mean else 1.0
     p = torch.sigmoid(z)
-    t = p - q / weight
-    if bool((torch.minimum(t.abs(), (t - 1).abs()) < max(tol, 1e-3)).all()):
-        yield Loss(kind, t.round(), weight, certain=says_something(q, weight, max(tol, 1e-3)))
+    t = torch.sub(p, q, alpha=1 / weight)
+    hard = t.clamp(0, 1).round_()
+    if float(torch.dist(t, hard, math.inf)) < max(tol, 1e-3):
+        yield Loss(kind, hard, weight, certain=says_something(q, weight, max(tol, 1e-3)))
         return
     if not rare or not bool((q != 0).any()):
         return
@@ -193,7 +197,8 @@ def _linear(z: Tensor, q: Tensor, tol: float, total: float | None) -> LinearLoss
 
 def _other(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) -> AnyLoss:
     """A squared error if the loss says so, or if it is not known and nothing speaks against it."""
-    size, usual = _squares(q), _usual(z, mean)
+    squares, usual = _squares(q), _usual(z, mean)
+    size = squares[1]
     if total is not None and total <= 0 < size:  # a loss below zero, such as a likelihood, has its minimum anywhere
         return UnknownLoss.adding_up_to(within_reach(z, q), z, q)
     if total is None or size == 0:
@@ -203,11 +208,13 @@ def _other(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) ->
     scale = size / (4 * total)  # of loss = scale * sum (z - t)^2
     if not has_usual_scale(scale, q, tol):  # its minimum may lie far above zero, where the gradient vanishes (Dice)
         return UnknownLoss.adding_up_to(min(total, FAR * within_reach(z, q)), z, q)
-    return _squared_error(z, q, mean, tol, scale)
+    return _squared_error(z, q, mean, tol, scale, squares)
 
 
-def _squares(q: Tensor) -> float:
-    return float(q.double().square().sum())
+def _squares(q: Tensor) -> tuple[Tensor, float]:
+    """|q_i|^2 of each sample, in double precision, (B,), and their sum."""
+    of_samples = torch.linalg.vector_norm(q.reshape(len(q), -1), dim=1, dtype=torch.float64).square_()
+    return of_samples, float(of_samples.sum())
 
 
 def _usual(z: Tensor, mean: bool) -> float:
@@ -215,15 +222,17 @@ def _usual(z: Tensor, mean: bool) -> float:
     return 1.0 / max(z.numel(), 1) if mean else 1.0
 
 
-def _squared_error(z: Tensor, q: Tensor, mean: bool, tol: float, scale: float) -> Loss:
-    """scale * sum (z - t)^2 over all elements, or those with a gradient."""
+def _squared_error(z: Tensor, q: Tensor, mean: bool, tol: float, scale: float, squares: tuple[Tensor, float]) -> Loss:
+    """scale * sum (z - t)^2 over all elements, or those with a gradient; `squares` are those of q in each sample."""
     usual = _usual(z, mean)
     weight: Tensor | float = scale
     if abs(scale - usual) <= tol * usual:
         weight = scale = usual
     elif _is_masked(scale, q, tol):
         weight = scale * (q != 0).to(q.dtype)
-    return Loss("squared_error", z - q / (2 * scale), weight)
+    found = Loss("squared_error", lambda: torch.sub(z, q, alpha=1 / (2 * scale)), weight)
+    of_samples, size = squares
+    return found.knowing(z, in_precision(of_samples / (4 * scale), q.dtype), size / (4 * scale))
 
 
 def _is_masked(scale: float, q: Tensor, tol: float) -> bool:

@@ -5,6 +5,8 @@ For one element q = w (p - t). A target of 0 or 1 follows from the sign of q, an
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -101,13 +103,15 @@ def any_targets(total: float, z: Tensor, p: Tensor, q: Tensor, tol: float) -> Ma
 def with_scale(z: Tensor, q: Tensor, w: float, tol: float, *, of_probabilities: bool) -> Loss | None:
     """Any targets, if the scale is known."""
     p, grad = (z, q * z * (1 - z)) if of_probabilities else (torch.sigmoid(z), q)
-    t = p - grad / w
+    t = torch.sub(p, grad, alpha=1 / w)
     if not _are_targets(t, tol):
         return None
-    soft = not bool((torch.minimum(t.abs(), (t - 1).abs()) < max(tol, 1e-3)).all())
-    t = t.clamp_(0, 1) if soft else t.round_()
+    hard = t.round()
+    soft = not float(torch.dist(t, hard, math.inf)) < max(tol, 1e-3)
+    t = t.clamp_(0, 1) if soft else hard
     return Loss("binary_cross_entropy", t, w, of_probabilities=of_probabilities, soft=soft)
 
 
 def _are_targets(t: Tensor, tol: float) -> bool:
-    return bool(((t > -tol) & (t < 1 + tol)).all())
+    least, most = t.aminmax()
+    return float(least) > -tol and float(most) < 1 + tol

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from ddpnopt.ddp.recognise_binary import hard_targets, two_targets
 
 MOST_CLASSES = 64  # for class weights together with label smoothing, which solve for two numbers per class
 MOST_PLACES = 4096  # that such a solution is computed from
+FEW = 128  # outputs
 
 
 def cross_entropy(
@@ -27,17 +30,16 @@ def cross_entropy(
     n = z.shape[dim]
     if n < 2:
         return
-    s = torch.softmax(z, dim)
     uniform = n / z.numel() if mean else 1.0
-    t = torch.sub(s, q, alpha=1 / uniform)
-    label = t.argmax(dim, keepdim=True)
-    hard = _one_hot(label, t, dim)
-    if float(torch.dist(t, hard, math.inf)) <= tol:  # the common case first
-        certain = says_something(q, uniform, tol)
-        yield Loss("cross_entropy", hard, uniform, dim, label.squeeze(dim), certain=certain)
+    few = z.dim() == 2 and z.numel() <= FEW
+    hard = _hard_labels_of_few(z, q, uniform, tol) if few else _hard_labels(z, q, dim, uniform, tol)
+    if hard is not None:  # the common case first
+        yield hard
         return
     if not rare:
         return
+    s = torch.softmax(z, dim)
+    t = torch.sub(s, q, alpha=1 / uniform)
     size = q.abs().amax()
     row = torch.maximum(q.abs().sum(dim), size)
     if not bool((q.sum(dim).abs() <= tol * max(1.0, n / 256) * row).all()):
@@ -65,10 +67,47 @@ def cross_entropy(
         yield soft
 
 
+def _hard_labels(z: Tensor, q: Tensor, dim: int, w: float, tol: float) -> Loss | None:
+    """One class at each place, and the usual weight."""
+    t = torch.softmax(z, dim).sub_(q, alpha=1 / w)
+    label = t.argmax(dim, keepdim=True)
+    apart = t.scatter_(dim, label, -1.0, reduce="add")
+    if not float(torch.linalg.vector_norm(apart, math.inf)) <= tol:
+        return None
+    found = Loss("cross_entropy", partial(_one_hot, label, z, dim), w, dim, label.squeeze(dim))
+    return _judged(found, found.total(z) / (w * label.numel()), q, w, tol)
+
+
+def _hard_labels_of_few(z: Tensor, q: Tensor, w: float, tol: float) -> Loss | None:
+    """The same for outputs (B, n) so few that calls would take longer than to go through their numbers."""
+    labels, losses = [], []
+    for outputs, gradient in zip(z.tolist(), q.tolist(), strict=True):
+        top = max(outputs)
+        powers = [math.exp(each - top) for each in outputs]
+        total = sum(powers)
+        t = [power / total - each / w for power, each in zip(powers, gradient, strict=True)]
+        label = t.index(max(t))
+        t[label] -= 1.0
+        if not -tol <= min(t) <= max(t) <= tol or math.isnan(sum(t)):
+            return None
+        labels.append(label)
+        losses.append(w * (math.log(total) + top - outputs[label]))
+    label_of, total = z.new_tensor(labels, dtype=torch.long), sum(losses)
+    found = Loss("cross_entropy", lambda: _one_hot(label_of.unsqueeze(1), z, 1), w, 1, label_of)
+    return _judged(found.knowing(z, z.new_tensor(losses), total), total / (w * len(labels)), q, w, tol)
+
+
+def _judged(found: Loss, mean: float, q: Tensor, w: float, tol: float) -> Loss:
+    """Not certain where the gradient says nothing; `mean` is that of the losses at all places, without the weight w."""
+    # at one place at least the probability of the label is no more than exp(-mean), which mostly says enough
+    certain = -math.expm1(-mean) > 7 * tol or says_something(q, w, tol)
+    return found if certain else replace(found, certain=False)
+
+
 def with_scale(z: Tensor, q: Tensor, dim: int, w: float, temperature: float, tol: float) -> Loss | None:
     """Any targets, if one weight for all places and the temperature are known."""
     t = torch.softmax(z / temperature if temperature != 1.0 else z, dim).sub_(q, alpha=temperature / w)
-    return Loss("cross_entropy", _sharpen(t, dim), w, dim, temperature=temperature) if bool(t.min() > -tol) else None
+    return Loss("cross_entropy", _sharpen(t, dim), w, dim, temperature=temperature) if float(t.min()) > -tol else None
 
 
 def _of_log_probabilities(z: Tensor, q: Tensor, dim: int, tol: float) -> Iterator[Loss]:

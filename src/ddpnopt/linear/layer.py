@@ -256,12 +256,12 @@ def spectral_norm(a: Tensor, size: float = 0.0, rounds: int = 4) -> float:
 def _largest(a: Tensor, size: float) -> float:
     """The same relative to `size` for a few rows, in few calls: from the 16th power of a a'."""
     products = torch.addmm(a.new_zeros(()), a, a.T, beta=0, alpha=size**-2)  # with trace 1
-    power = products @ products
-    power = power @ power
-    power = power @ power
+    power = torch.mm(products, products)
+    power = torch.mm(power, power)
+    power = torch.mm(power, power)
     flat = power.view(-1)
-    square, next_square = torch.stack([flat.dot(flat), flat.dot((power @ products).view(-1))]).tolist()
-    return float((next_square / square) ** 0.5) if square > 0 else 1.0
+    square, next_square = float(flat.dot(flat)), float(flat.dot(torch.mm(power, products).view(-1)))
+    return (next_square / square) ** 0.5 if square > 0 else 1.0
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:

@@ -62,9 +62,9 @@ class ScaleFree(Batch):
         mean = peers.total(float(losses.sum()) if total is None else total) / peers.batch(losses.shape[0])
         losses = losses.clamp_min(least * mean)
         if peers.alone and losses.dtype.itemsize >= 4 and least * mean > torch.finfo(losses.dtype).tiny:
-            r = losses.mul_(2).sqrt_()  # all are positive
+            r = losses.add_(losses).sqrt_()  # all are positive
             root = r.reciprocal()
-            super().__init__(root.square(), r, displacement, residuals=(root, r))
+            super().__init__(root * root, r, displacement, residuals=(root, r))
         else:
             L = sqrt_curvature(losses)
             super().__init__(L, torch.ones_like(L), displacement, 1, peers)
