@@ -20,7 +20,6 @@ from ddpnopt.ddp.recognise_binary import hard_targets, two_targets
 
 MOST_CLASSES = 64  # for class weights together with label smoothing, which solve for two numbers per class
 MOST_PLACES = 4096  # that such a solution is computed from
-FEW = 128  # outputs
 
 
 def cross_entropy(
@@ -31,8 +30,7 @@ def cross_entropy(
     if n < 2:
         return
     uniform = n / z.numel() if mean else 1.0
-    few = z.dim() == 2 and z.numel() <= FEW
-    hard = _hard_labels_of_few(z, q, uniform, tol) if few else _hard_labels(z, q, dim, uniform, tol)
+    hard = _hard_labels(z, q, dim, uniform, tol)
     if hard is not None:  # the common case first
         yield hard
         return
@@ -75,32 +73,8 @@ def _hard_labels(z: Tensor, q: Tensor, dim: int, w: float, tol: float) -> Loss |
     if not float(torch.linalg.vector_norm(apart, math.inf)) <= tol:
         return None
     found = Loss("cross_entropy", partial(_one_hot, label, z, dim), w, dim, label.squeeze(dim))
-    return _judged(found, found.total(z) / (w * label.numel()), q, w, tol)
-
-
-def _hard_labels_of_few(z: Tensor, q: Tensor, w: float, tol: float) -> Loss | None:
-    """The same for outputs (B, n) so few that calls would take longer than to go through their numbers."""
-    labels, losses = [], []
-    for outputs, gradient in zip(z.tolist(), q.tolist(), strict=True):
-        top = max(outputs)
-        powers = [math.exp(each - top) for each in outputs]
-        total = sum(powers)
-        t = [power / total - each / w for power, each in zip(powers, gradient, strict=True)]
-        label = t.index(max(t))
-        t[label] -= 1.0
-        if not -tol <= min(t) <= max(t) <= tol or math.isnan(sum(t)):
-            return None
-        labels.append(label)
-        losses.append(w * (math.log(total) + top - outputs[label]))
-    label_of, total = z.new_tensor(labels, dtype=torch.long), sum(losses)
-    found = Loss("cross_entropy", lambda: _one_hot(label_of.unsqueeze(1), z, 1), w, 1, label_of)
-    return _judged(found.knowing(z, z.new_tensor(losses), total), total / (w * len(labels)), q, w, tol)
-
-
-def _judged(found: Loss, mean: float, q: Tensor, w: float, tol: float) -> Loss:
-    """Not certain where the gradient says nothing; `mean` is that of the losses at all places, without the weight w."""
-    # at one place at least the probability of the label is no more than exp(-mean), which mostly says enough
-    certain = -math.expm1(-mean) > 7 * tol or says_something(q, w, tol)
+    # at one place at least the probability of the label is no more than exp(-mean loss), which mostly says enough
+    certain = -math.expm1(-found.total(z) / (w * label.numel())) > 7 * tol or says_something(q, w, tol)
     return found if certain else replace(found, certain=False)
 
 
