@@ -32,7 +32,7 @@ from ddpnopt.ddp.terminal import TerminalOption
 from ddpnopt.ddp.trust import Trust
 from ddpnopt.errors import ModelError, NonFiniteError, OptionError, StepError
 from ddpnopt.report import Report
-from ddpnopt.trace.hooked_optimizer import HookedOptimizer
+from ddpnopt.trace.hooked_optimizer import HookedOptimizer, seen_by_torch
 from ddpnopt.trace.model_layers import check_devices
 
 
@@ -210,6 +210,7 @@ class DDPNOpt(HookedOptimizer):
 
     # -- the training loop -------------------------------------------------------------------------------------------
 
+    @seen_by_torch
     def step(  # type: ignore[override]
         self, closure: Callable[[], float | Tensor] | None = None, *, loss: float | Tensor | None = None
     ) -> float | Tensor | None:

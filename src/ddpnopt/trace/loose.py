@@ -254,9 +254,9 @@ class Uses(Watch):
         """Whether ids of the samples choose among what a parameter has in dimension 0, such as weights of experts."""
         return id(args[1]) not in self.known and args[0].dim() > 1 and are_ids(args[1], B)
 
-    def _arrived(self, meeting: Meeting, gradient: Tensor) -> None:
-        if not self.ignores():
-            gradient = gradient.reshape(meeting.out.shape)
+    def _arrived(self, meeting: Meeting, gradient: Tensor | None) -> None:
+        if gradient is not None and not self.ignores():
+            gradient = gradient.detach().reshape(meeting.out.shape)
             meeting.gradient = gradient if meeting.gradient is None else meeting.gradient + gradient
 
     # -- the gradients of the samples ---------------------------------------------------------------------------------
