@@ -255,21 +255,14 @@ def on_gradient(tensor: Tensor, call: Arrived) -> None:
 
     Also where `autograd.grad` is asked for that gradient, and ends with it.
     """
-    if tensor.output_nr:
-        on_passing_gradient(tensor, call)
-        return
     node, lender = tensor.grad_fn, _lender.tensor
     assert node is not None
+    if tensor.output_nr:
+        node.register_prehook(partial(_pass_gradient, call, tensor.output_nr))
+        return
     lender._backward_hooks = {0: call}
     node._register_hook_dict(lender)
     lender._backward_hooks = None
-
-
-def on_passing_gradient(tensor: Tensor, call: Arrived) -> None:
-    """The same only where the gradient goes on to what the tensor was computed from."""
-    node = tensor.grad_fn
-    assert node is not None
-    node.register_prehook(partial(_pass_gradient, call, tensor.output_nr))
 
 
 def _pass_gradient(call: Arrived, index: int, grads: tuple[Tensor | None, ...]) -> None:
@@ -290,13 +283,21 @@ def is_derivative(recording: Recording) -> bool:
     return seen and not torch._C._will_engine_execute_node(recording.source)
 
 
-def arrived_at_output(recording: Recording, index: int, grad: Tensor | None) -> None:
-    if grad is None or is_derivative(recording):
+def arrived_at_output(recording: Recording, index: int, inside: Any, grad: Tensor | None) -> None:
+    if grad is None or not _goes_on(inside) or is_derivative(recording):
         return
     if recording.layers:  # not in a pass of other weights (functional_call)
         note_backward(recording)
     q, more = recording.q[index], grad.detach()
     recording.q[index] = more if q is None else q + more
+
+
+def _goes_on(node: Any) -> bool:
+    """Whether the gradient goes on to a node inside the model: else `autograd.grad` is asked for that at an output."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # raised for a leaf that autograd.grad(…) is to return
+        return True
 
 
 def note_backward(recording: Recording) -> None:
