@@ -232,7 +232,7 @@ class Capture(Intercepting):
         if recording is not None:
             use = recording.calls.get(model_layer.name, 0)
             recording.calls[model_layer.name] = use + 1
-        if not torch.is_grad_enabled() or model_layer in self._lost or transformed() or x.is_nested:
+        if not torch.is_grad_enabled() or (self._lost and model_layer in self._lost) or transformed() or x.is_nested:
             return None
         weight = module._parameters["weight"]
         if weight is not model_layer.weight or not weight.requires_grad:
