@@ -162,7 +162,7 @@ class Capture(Intercepting):
         """A tensor whose gradient also goes to the anchor, which tells a loss's backward pass from `autograd.grad`."""
         if not (is_floating(value) and value.requires_grad):
             return value
-        return Source.apply(value.clone(), self._anchor)
+        return Source.apply(value.clone(), self._anchor)  # type: ignore[no-untyped-call]
 
     def _end(self, _: None, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         self._leave(self)
@@ -285,7 +285,7 @@ class Capture(Intercepting):
         if self._without_grad:
             self._want_grads()
         if recomputed and h is not None and not h.requires_grad:
-            return Source.apply(h, self._anchor)
+            return Source.apply(h, self._anchor)  # type: ignore[no-untyped-call]
         record = recording.layers[-1] if recording is not None and recording.layers else None
         if h is None or recording is None or record is None or record.model_layer is not model_layer:
             return None
@@ -295,18 +295,18 @@ class Capture(Intercepting):
             (uses, x), self._noting = self._noting, None
             h = uses.apply(x, model_layer.weight, module._parameters["bias"])
         if self.wrapper is not None and record.skipped:  # it waits for all parameters, including the skipped ones
-            h = Source.apply(h.clone() if h._is_view() else h, *model_layer.parameters)
+            h = Source.apply(h.clone() if h._is_view() else h, *model_layer.parameters)  # type: ignore[no-untyped-call]
         elif record.skipped and self.untouched.steps_left and record.noted is None and not self.compiled:
             first = not h.requires_grad
             h = h.detach() if first else h.clone() if h._is_view() else h
-            h = Asked.apply(h, *model_layer.parameters)
+            h = Asked.apply(h, *model_layer.parameters)  # type: ignore[no-untyped-call]
             if first and h.grad_fn is not None:
                 recording.source = h.grad_fn.next_functions[-1][0]
         elif not h.requires_grad:  # a first layer on constant input, its weight gradient skipped
-            h = Source.apply(h.detach(), self._anchor)
+            h = Source.apply(h.detach(), self._anchor)  # type: ignore[no-untyped-call]
             recording.source = self._anchor_node
         elif not self.skip_weight_grads and recording.anchor is None and not self.compiled:
-            h = Source.apply(h.clone() if h._is_view() else h, self._anchor)
+            h = Source.apply(h.clone() if h._is_view() else h, self._anchor)  # type: ignore[no-untyped-call]
             recording.anchor = self._anchor_node  # from here on autograd.grad(…) by a weight is told from a loss
         h, source = source_of(h)
         record.h_shape = h.shape

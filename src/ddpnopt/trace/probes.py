@@ -64,7 +64,7 @@ class Paths(Visitor):
         if h is None or self.inside(layer)[1] is None:
             return None
         self._leaves.append(h.new_empty(0, requires_grad=True))
-        cut: Tensor = Source.apply(h.detach(), self._leaves[-1])
+        cut: Tensor = Source.apply(h.detach(), self._leaves[-1])  # type: ignore[no-untyped-call]
         self._last = get_gradient_edge(cut), len(h)
         return cut
 

@@ -16,11 +16,6 @@ class Source(torch.autograd.Function):
     The anchors make it a node of the graph; they get no gradient.
     """
 
-    @classmethod
-    def apply(cls, *args: Tensor) -> Any:
-        """Without preparations for transforms of torch.func, whose passes are not recorded."""
-        return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
-
     @staticmethod
     def forward(ctx: Any, h: Tensor, *anchors: Tensor) -> Tensor:
         ctx.mark_dirty(h)
