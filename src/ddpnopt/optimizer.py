@@ -177,8 +177,7 @@ class DDPNOpt(HookedOptimizer):
             raise ModelError("The model has no trainable parameters.")
         check_devices(model)
 
-        self.model, self.curvature = model, curvature_of(curvature)
-        self.feedback = feedback
+        self.model, self.curvature, self.feedback = model, curvature_of(curvature), feedback
         self.closed_loop = DEFAULTS["closed_loop"] if closed_loop is None else closed_loop
         self.relax, self.relax_samples = relax, relax_samples
         self.on_nonfinite, self.diagnostics, self.recompute = on_nonfinite, diagnostics, recompute

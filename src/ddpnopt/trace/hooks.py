@@ -24,6 +24,7 @@ from ddpnopt.trace.arrivals import Arrivals
 from ddpnopt.trace.checkpointing import checkpointed
 from ddpnopt.trace.compiled import let_compiled_code_see_hooks
 from ddpnopt.trace.distributions import floating_outputs, replace_tensors
+from ddpnopt.trace.gradient_hooks import on_gradient
 from ddpnopt.trace.hook import Hook
 from ddpnopt.trace.intercepting import Intercepting, transformed
 from ddpnopt.trace.loss_terms import MARK
@@ -38,7 +39,6 @@ from ddpnopt.trace.recording import (
     arrived_at_layer,
     arrived_at_output,
     is_floating,
-    on_gradient,
 )
 from ddpnopt.trace.replay import Playback
 from ddpnopt.trace.rescaling import watch_overflow

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ddpnopt.trace.gradient_hooks import on_gradient
 from ddpnopt.trace.layer_uses import shared
 from ddpnopt.trace.loose_functions import (
     EXPANDING,
@@ -52,7 +53,6 @@ from ddpnopt.trace.loose_samples import (
     samples_of_second,
 )
 from ddpnopt.trace.loose_values import Made, replaced, tensors, value_of
-from ddpnopt.trace.recording import on_gradient
 
 LARGEST = 2**25  # numbers of the explicit gradients of one parameter; a larger one is left to the base optimizer
 

@@ -18,7 +18,8 @@ from ddpnopt._distributed import Together
 from ddpnopt.errors import StepError
 from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import Parts, inner, norm
-from ddpnopt.trace.recording import LayerRecord, Recording, on_gradient
+from ddpnopt.trace.gradient_hooks import on_gradient
+from ddpnopt.trace.recording import LayerRecord, Recording
 
 TRACE = 2.0**-100  # left in `.grad`, far below any gradient: `unscale_` divides it by the scale, a power of two
 
