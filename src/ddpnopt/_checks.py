@@ -32,6 +32,8 @@ def listed(names: list[str]) -> str:
 
 def finite_sum(tensors: list[Tensor]) -> float:
     """A number that is finite if and only if all numbers are (except above 1e38); reads each tensor once."""
+    if len(tensors) == 1 and tensors[0].dtype == torch.float32:
+        return float(tensors[0].sum())
     if any(t.is_complex() for t in tensors):
         tensors = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
     if len(tensors) > 1 and sum(map(Tensor.numel, tensors)) < TOGETHER and len({t.dtype for t in tensors}) == 1:

@@ -41,17 +41,19 @@ def one_recording(opt: DDPNOpt, *, alone: bool = True) -> tuple[Recording | None
         leave_noted(arrivals)
     only_derivatives = arrivals.differentiated and not arrivals.recordings
     recordings = [] if only_derivatives else arrivals.take_all()
-    even_out([one.layers for one in recordings])
+    if len(recordings) > 1:  # otherwise a layer has one record
+        even_out([one.layers for one in recordings])
     if feedback and (arrivals.differentiated or (arrivals.transformed and _have_other_gradients(recordings))):
         leave_to_base(recordings, capture)
         return (recordings[0] if recordings else None), capture
     if form.scale_free:
         _suspect_uncalled(capture, recordings)
-    recordings = [
-        one
-        for group in by_backward_pass(recordings)
-        for one in ([as_one(group)] if _belong_together(group, form, opt._pass_search) else group)
-    ]
+    if len(recordings) > 1:
+        recordings = [
+            one
+            for group in by_backward_pass(recordings)
+            for one in ([as_one(group)] if _belong_together(group, form, opt._pass_search) else group)
+        ]
     if len(recordings) > 1:
         return join(recordings), MicroBatches(capture)
     return recordings[0], capture
@@ -64,9 +66,10 @@ def _have_other_gradients(recordings: list[Recording]) -> bool:
 
 def _suspect_uncalled(capture: Capture, recordings: list[Recording]) -> None:
     """A layer that was never called, but whose weight has a gradient, may have lent it to a function."""
-    called = {name for one in recordings for name in one.calls}
-    missing = (each for each in capture.layers if each.name not in called and not isinstance(each.layer, Given))
-    capture.suspect(each for each in missing if each.weight.grad is not None)
+    called = recordings[0].calls.keys() if len(recordings) == 1 else {name for one in recordings for name in one.calls}
+    missing = [each for each in capture.layers if each.name not in called and not isinstance(each.layer, Given)]
+    if missing:
+        capture.suspect(each for each in missing if each.weight.grad is not None)
 
 
 def dead_layers(layers: list[LayerRecord]) -> list[str]:

@@ -244,6 +244,4 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def active_wrapper() -> DistributedDataParallel | None:
     """The `DistributedDataParallel` whose forward pass is running, if any."""
-    if not dist.is_available() or not dist.is_initialized():
-        return None
-    return DistributedDataParallel._get_active_ddp_module()
+    return DistributedDataParallel._active_ddp_module

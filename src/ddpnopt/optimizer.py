@@ -32,7 +32,7 @@ from ddpnopt.ddp.terminal import TerminalOption
 from ddpnopt.ddp.trust import Trust
 from ddpnopt.errors import ModelError, NonFiniteError, OptionError, StepError
 from ddpnopt.report import Report
-from ddpnopt.trace.hooked_optimizer import HookedOptimizer
+from ddpnopt.trace.hooked_optimizer import HookedOptimizer, seen_by_torch
 from ddpnopt.trace.model_layers import check_devices
 
 
@@ -177,8 +177,7 @@ class DDPNOpt(HookedOptimizer):
             raise ModelError("The model has no trainable parameters.")
         check_devices(model)
 
-        self.model, self.curvature = model, curvature_of(curvature)
-        self.feedback = feedback
+        self.model, self.curvature, self.feedback = model, curvature_of(curvature), feedback
         self.closed_loop = DEFAULTS["closed_loop"] if closed_loop is None else closed_loop
         self.relax, self.relax_samples = relax, relax_samples
         self.on_nonfinite, self.diagnostics, self.recompute = on_nonfinite, diagnostics, recompute
@@ -210,6 +209,7 @@ class DDPNOpt(HookedOptimizer):
 
     # -- the training loop -------------------------------------------------------------------------------------------
 
+    @seen_by_torch
     def step(  # type: ignore[override]
         self, closure: Callable[[], float | Tensor] | None = None, *, loss: float | Tensor | None = None
     ) -> float | Tensor | None:

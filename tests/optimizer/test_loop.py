@@ -46,6 +46,38 @@ def test_a_closure_is_called_once_its_loss_returned_and_the_weights_are_the_same
     assert same(a, b)
 
 
+def test_hooks_on_the_step_are_called_and_a_profiler_shows_it() -> None:
+    model = fcn()
+    opt = DDPNOpt(model)
+    called: list[str] = []
+    before = opt.register_step_pre_hook(lambda *_: called.append("before"))
+    after = opt.register_step_post_hook(lambda *_: called.append("after"))
+    train(model, opt, vectors, 1)
+    before.remove()
+    after.remove()
+    train(model, opt, vectors, 1)
+    assert called == ["before", "after"]
+    with torch.profiler.profile() as profile:
+        train(model, opt, vectors, 1)
+    names = {event.name for event in profile.events()}
+    assert {"Optimizer.zero_grad#DDPNOpt.zero_grad", "Optimizer.step#DDPNOpt.step"} <= names
+
+
+def test_a_derivative_by_the_outputs_is_no_backward_pass() -> None:
+    a, b = twins(fcn())
+    for model in (a, b):
+        opt = DDPNOpt(model)
+        for x, y in batches(vectors, 3):
+            opt.zero_grad()
+            outputs = model(x)
+            loss = F.cross_entropy(outputs, y)
+            if model is b:
+                torch.autograd.grad(loss, outputs, retain_graph=True)
+            loss.backward()
+            opt.step()
+    assert same(a, b)
+
+
 def test_the_plain_step_returns_nothing() -> None:
     model = fcn()
     opt = DDPNOpt(model, lr=0.1, value="outer")

@@ -204,7 +204,7 @@ class Arrangement:
 
         Then no layer has a dimension for the batch.
         """
-        alone = [record for record in recording.layers if _without_batch(record)]
+        alone = [record for record in recording.layers if record.x.dim() < record.model_layer.least_dims]
         if not alone:
             return False
         if len(alone) == sum(record.model_layer.required for record in recording.layers):
@@ -268,11 +268,6 @@ def _fold(record: LayerRecord, layout: Layout) -> None:
     assert record.p_h is not None
     record.p_h, record.x = layout.fold(record.p_h).sum(1), record.x[: layout.batch]
     record.h_shape, record.x_version = record.p_h.shape, record.x._version
-
-
-def _without_batch(record: LayerRecord) -> bool:
-    least = len(record.layer.weight_shape) if isinstance(record.layer, Conv) else 2 * record.model_layer.required
-    return record.x.dim() < least
 
 
 def _may_be_sequence_first(recording: Recording) -> bool:

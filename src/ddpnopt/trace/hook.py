@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ddpnopt.trace.hooks import Capture
 
 
+_watching = torch._C._len_torch_function_stack
+
+
 class Hook:
     """A hook that is not copied or pickled with the model, and that ends with its capture."""
 
@@ -29,7 +32,7 @@ class Hook:
         capture = self.capture()
         if capture is None:
             return None
-        if self.at_layer and torch._C._len_torch_function_stack():  # what watches the model's functions, not ours
+        if self.at_layer and _watching():  # what watches the model's functions, not ours
             with torch._C.DisableTorchFunction():
                 return self.call(capture, self.model_layer, *args)
         return self.call(capture, self.model_layer, *args)

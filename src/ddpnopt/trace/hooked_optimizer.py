@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, overload
+from functools import wraps
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
+from torch.optim import optimizer as optimizers
 
 from ddpnopt.errors import OptionError
 from ddpnopt.trace.hooks import Capture
 from ddpnopt.trace.rescaling import scale, scaler_factor, traced_factor
 from ddpnopt.trace.untouched import warn_of_change
+
+Step = TypeVar("Step", bound=Callable[..., Any])
 
 
 def loss_value(loss: Any, *, given: bool) -> float | None:
@@ -30,6 +34,22 @@ def loss_value(loss: Any, *, given: bool) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def seen_by_torch(step: Step) -> Step:
+    """A `step` with what torch adds to that of each optimizer, a profiler's range and hooks, if anyone uses them."""
+    with_all = torch.optim.Optimizer.profile_hook_step(step)
+
+    @wraps(step)
+    def wrapped(self: HookedOptimizer, *args: Any, **kwargs: Any) -> Any:
+        hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        common = optimizers._global_optimizer_pre_hooks or optimizers._global_optimizer_post_hooks
+        if hooks or common or torch._C._autograd._profiler_enabled():
+            return with_all(self, *args, **kwargs)
+        return step(self, *args, **kwargs)
+
+    wrapped.hooked = True  # type: ignore[attr-defined]  # what torch looks at before it adds them itself
+    return cast(Step, wrapped)
+
+
 class HookedOptimizer(torch.optim.Optimizer):
     """An optimizer that steps from what its capture has recorded."""
 
@@ -44,7 +64,12 @@ class HookedOptimizer(torch.optim.Optimizer):
         )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        super().zero_grad(set_to_none)
+        if set_to_none and not torch._C._autograd._profiler_enabled():  # without the context that a profiler shows
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.grad = None
+        else:
+            super().zero_grad(set_to_none)
         self._capture.arrivals.forget()
 
     @overload  # type: ignore[override]

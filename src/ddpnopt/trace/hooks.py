@@ -24,6 +24,7 @@ from ddpnopt.trace.arrivals import Arrivals
 from ddpnopt.trace.checkpointing import checkpointed
 from ddpnopt.trace.compiled import let_compiled_code_see_hooks
 from ddpnopt.trace.distributions import floating_outputs, replace_tensors
+from ddpnopt.trace.gradient_hooks import on_gradient
 from ddpnopt.trace.hook import Hook
 from ddpnopt.trace.intercepting import Intercepting, transformed
 from ddpnopt.trace.loss_terms import MARK
@@ -38,7 +39,6 @@ from ddpnopt.trace.recording import (
     arrived_at_layer,
     arrived_at_output,
     is_floating,
-    on_gradient,
 )
 from ddpnopt.trace.replay import Playback
 from ddpnopt.trace.rescaling import watch_overflow
@@ -83,6 +83,7 @@ class Capture(Intercepting):
         self.arrangement = Arrangement(weakref.proxy(self), batch_dim, allowed=reuse)
         self.arrivals.arrange = self.arrangement
         self._serial = 0
+        self._device: tuple[torch.device | None, str] = None, ""  # of the model in the last pass, and its kind
         self._anchor = torch.empty(0, requires_grad=True)
         with torch.enable_grad():
             alias = self._anchor.view_as(self._anchor)
@@ -130,20 +131,27 @@ class Capture(Intercepting):
         if transformed():
             self.arrivals.transformed = True
             return None
+        if self._without_grad:  # an interrupt in the middle of a layer may have left some disabled
+            self._want_grads()
         self.wrapper = active_wrapper()
-        self._want_grads()  # an interrupt in the middle of a layer may have left some disabled
-        self.skip_weight_grads &= not self.untouched.is_asked_for(self.layers)
-        device = self.layers[0].parameters[0].device
-        kind = device.type
-        autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), kind)
+        if self.untouched.steps_left and self.untouched.is_asked_for(self.layers):
+            self.skip_weight_grads = False
+        device = self.layers[0].weight.device
+        if device != self._device[0]:
+            self._device = device, device.type  # the name takes longer than the comparison
+        kind = self._device[1]
+        enabled = torch.is_autocast_enabled(kind)
+        autocast = enabled, torch.get_autocast_dtype(kind) if enabled else None, kind
         rng = RandomState.now(device, self.host.before())
         recording = Recording(args, kwargs, model.training, device, rng, autocast, self.arrivals)
         recording.serial = self._serial = self._serial + 1
         recording.reads_variable |= self.differentiates
         self._running = recording
-        self._watch_suspects(recording)
+        if self._suspects:
+            self._watch_suspects(recording)
         if not recording.reads_variable:
-            self._watch_loose(recording)
+            if self._loose:
+                self._watch_loose(recording)
             return None
         recording.anchor = self._anchor_node
         anchored = tree_map(self._anchored, args), tree_map(self._anchored, kwargs)
@@ -164,7 +172,8 @@ class Capture(Intercepting):
         recording, self._running = self._running, None
         if recording is None or output is None:  # not recorded, or the forward pass raised
             return None
-        recording.rng = recording.rng._replace(host=self.host.after(recording.rng.host))
+        if recording.rng.host is not None:
+            recording.rng = recording.rng._replace(host=self.host.after(recording.rng.host))
         if recording.differentiated and not self.differentiates and self.wrapper is None:
             return self._again(recording, partial(model, *args, **kwargs))
         self.arrivals.seen_forward = True
@@ -182,7 +191,9 @@ class Capture(Intercepting):
             output = self._anchored(output)
         # for the gradient of the loss alone, without that of later layers; changed in place, a view loses its hook
         alias = output.clone() if output.numel() <= COPIED else output.view_as(output)
-        on_gradient(alias, partial(arrived_at_output, recording, len(recording.q)))
+        assert alias.grad_fn is not None
+        inside = alias.grad_fn.next_functions[0][0]
+        on_gradient(alias, partial(arrived_at_output, recording, len(recording.q), inside))
         recording.outputs.append(output.detach())
         recording.positions.append(position)
         alias.grad_fn.metadata[MARK] = recording
@@ -221,7 +232,7 @@ class Capture(Intercepting):
         if recording is not None:
             use = recording.calls.get(model_layer.name, 0)
             recording.calls[model_layer.name] = use + 1
-        if not torch.is_grad_enabled() or model_layer in self._lost or transformed() or x.is_nested:
+        if not torch.is_grad_enabled() or (self._lost and model_layer in self._lost) or transformed() or x.is_nested:
             return None
         weight = module._parameters["weight"]
         if weight is not model_layer.weight or not weight.requires_grad:
@@ -240,7 +251,7 @@ class Capture(Intercepting):
         if looked_up or (recording.loose is not None and self._of_parameters(model_layer, x, recording)):
             return None
         model_layer.refresh()
-        record = LayerRecord(model_layer, x.detach(), x._version, recomputed=checkpointed(), uses=[use])
+        record = LayerRecord(model_layer, x.detach(), x._version, False, (), checkpointed(), x.requires_grad, (use,))
         if model_layer.part_of is not None:
             record.span = vars(module).get("span")
         recording.layers.append(record)
@@ -253,7 +264,6 @@ class Capture(Intercepting):
             record.skipped = bool(self._without_grad)
         if record.skipped:
             self._skipped.add(model_layer.name)
-        record.moves = x.requires_grad
         if not (record.moves and self.rolls_out and model_layer in self.input_gradients):
             return None
         alias = x.view_as(x)  # to separate the gradient through this layer from that of other readers of x
@@ -272,7 +282,8 @@ class Capture(Intercepting):
             return None if self._visitor is None else self._visitor.after(model_layer, h)
         recording = self._running
         recomputed = recording is None and bool(self._without_grad)  # by activation checkpointing
-        self._want_grads()
+        if self._without_grad:
+            self._want_grads()
         if recomputed and h is not None and not h.requires_grad:
             return Source.apply(h, self._anchor)  # type: ignore[no-untyped-call]
         record = recording.layers[-1] if recording is not None and recording.layers else None

@@ -102,6 +102,8 @@ class Intercepting(Playback):
 
     def settled(self, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
         """Without those that may have feedback in the next step: the next pass tells, or the last one has told."""
+        if not (self._suspects or self._loosened):
+            return parameters
         open_ = {p for each in (*self._suspects, *self._loosened) for p in each.parameters}
         self._loosened.clear()
         return [p for p in parameters if p not in open_]

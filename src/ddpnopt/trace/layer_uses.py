@@ -31,7 +31,8 @@ def settle(records: list[LayerRecord]) -> list[LayerRecord]:
                 "needs it for the update. Use an out-of-place operation there."
             )
     for record in records:
-        _widen(record)
+        if record.span is not None or record.model_layer.recurrent:
+            _widen(record)
         if record.layouts[0] is not None:
             _arrange(record)
     required = [record for record in records if record.model_layer.required]
@@ -83,7 +84,7 @@ def _widen(record: LayerRecord) -> None:
         record.p_h = widened(record.p_h, record.span, record.layer.weight_shape[0])
         record.h_shape, record.span = record.p_h.shape, None
         record.p_x = record.p_h_dot_h = None
-    elif record.model_layer.recurrent:  # the forward sweep shows the first time alone
+    else:  # recurrent: the forward sweep shows the first time alone
         record.p_h_dot_h = None
 
 
@@ -133,8 +134,6 @@ def leave(record: LayerRecord) -> None:
 
 def even_out(recordings: list[list[LayerRecord]]) -> None:
     """Let `.grad` have the gradient of a layer from all passes, if autograd has computed that of some of them."""
-    if len(recordings) < 2:  # a layer has one record in each
-        return
     skipped: dict[str, set[bool]] = {}
     for records in recordings:
         for record in records:

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ddpnopt.trace.gradient_hooks import on_gradient
 from ddpnopt.trace.layer_uses import shared
 from ddpnopt.trace.loose_functions import (
     EXPANDING,
@@ -52,7 +53,6 @@ from ddpnopt.trace.loose_samples import (
     samples_of_second,
 )
 from ddpnopt.trace.loose_values import Made, replaced, tensors, value_of
-from ddpnopt.trace.recording import on_gradient
 
 LARGEST = 2**25  # numbers of the explicit gradients of one parameter; a larger one is left to the base optimizer
 
@@ -254,9 +254,9 @@ class Uses(Watch):
         """Whether ids of the samples choose among what a parameter has in dimension 0, such as weights of experts."""
         return id(args[1]) not in self.known and args[0].dim() > 1 and are_ids(args[1], B)
 
-    def _arrived(self, meeting: Meeting, gradient: Tensor) -> None:
-        if not self.ignores():
-            gradient = gradient.reshape(meeting.out.shape)
+    def _arrived(self, meeting: Meeting, gradient: Tensor | None) -> None:
+        if gradient is not None and not self.ignores():
+            gradient = gradient.detach().reshape(meeting.out.shape)
             meeting.gradient = gradient if meeting.gradient is None else meeting.gradient + gradient
 
     # -- the gradients of the samples ---------------------------------------------------------------------------------

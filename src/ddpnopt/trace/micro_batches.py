@@ -33,8 +33,8 @@ def join(recordings: list[Recording]) -> Recording:
     sizes = [r.batch_size for r in recordings]
     joint = Recording(
         first.args, first.kwargs, first.training, first.device, first.rng, first.autocast, first.arrivals,
-        floating_outputs=first.floating_outputs, positions=first.positions, parts=recordings,
     )  # fmt: skip
+    joint.floating_outputs, joint.positions, joint.parts = first.floating_outputs, first.positions, recordings
     for records in zip(*(r.layers for r in recordings), strict=True):
         joint.layers.append(_join_records(list(records)))
     for k in range(len(first.outputs)):

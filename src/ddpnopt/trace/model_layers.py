@@ -130,6 +130,7 @@ class ModelLayer:
         n = len(self.layer.weight_shape)
         # dimensions that an input with a batch may have
         self.dims = range(n, n + 2) if isinstance(self.layer, Conv) else range(2 - self.looks_up, MOST_DIMS)
+        self.least_dims = n if isinstance(self.layer, Conv) else 2 * self.required  # of one; fewer have no batch
         self.normalises = isinstance(self.layer, ScaleShift)  # whether it is linear in a normalised input
         self.parameters = self._trained()  # [weight] or [weight, bias]
 

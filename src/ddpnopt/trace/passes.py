@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 def by_backward_pass(recordings: list[Recording]) -> list[list[Recording]]:
     """Recordings that one backward pass went through, in the order of their forward passes."""
-    if len(recordings) == 1:
-        return [recordings]
     found: dict[int, list[Recording]] = {}
     for recording in recordings:
         found.setdefault(recording.task, []).append(recording)
@@ -51,8 +49,8 @@ def as_one(recordings: list[Recording]) -> Recording:
     first = recordings[0]
     one = Recording(
         first.args, first.kwargs, first.training, first.device, first.rng, first.autocast, first.arrivals,
-        passes=recordings, links=_links(recordings),
     )  # fmt: skip
+    one.passes, one.links = recordings, _links(recordings)
     one.serial, one.task, one.second = first.serial, first.task, first.second
     one.loose_rows = first.loose_rows if len({each.loose_rows for each in recordings}) == 1 else 0
     records: list[LayerRecord] = []

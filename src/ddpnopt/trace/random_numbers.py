@@ -50,7 +50,9 @@ class RandomState(NamedTuple):
 
     @classmethod
     def now(cls, device: torch.device, host: HostState | None = None) -> RandomState:
-        return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None, host)
+        # a device of a GPU always has a number, which is read faster than its kind
+        cuda = torch.cuda.get_rng_state(device) if device.index is not None and device.type == "cuda" else None
+        return cls(torch.default_generator.get_state(), cuda, host)
 
     def restore(self, device: torch.device) -> None:
         torch.set_rng_state(self.cpu)

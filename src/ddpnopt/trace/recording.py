@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -28,35 +26,46 @@ EMPTY = torch.empty(0)
 RETURNED = "_returned_by_ddpnopt_model"  # mark on the outputs of a recorded pass
 
 
-@dataclass(eq=False)
 class LayerRecord:
-    """One layer in one forward and backward pass: time step t of the dynamics."""
+    """One layer in one forward and backward pass: time step t of the dynamics.
 
-    model_layer: ModelLayer
-    x: Tensor  # input, (B, …); before a step the state that the layer is linear in, and all uses together
-    x_version: int  # of x when the layer ran
-    skipped: bool = False  # whether autograd skips the gradients of the layer's parameters
-    h_shape: tuple[int, ...] = ()
-    recomputed: bool = False  # whether it ran under activation checkpointing
-    moves: bool = False  # whether x depends on the layers before
+    Made for each layer in each pass: what only some have is set for these alone.
+    """
+
+    span: tuple[int, int] | None = None  # of the outputs that were computed; None: all
     p_h: Tensor | None = None  # gradient of the batch loss at the output
     p_x: Tensor | None = None  # … at the input through this layer alone; None where x is constant or it is not recorded
     p_h_dot_h: Tensor | None = None  # <p_h, h> per sample, for the ledger of `Displacement`; None if h was overwritten
     extra: list[Tensor] | None = None  # gradient of a penalty on the weights, which does not come through the output
     shared: Tensor | None = None  # of a term in a loose parameter alone: the part of each sample's p_h, (1, n)
-    uses: list[int] = field(default_factory=lambda: [0])  # which of the module's calls in this pass
     later: Tensor | None = None  # the part of x that later uses, or times, read
-    span: tuple[int, int] | None = None  # of the outputs that were computed; None: all
-    layouts: list[Layout | None] = field(default_factory=lambda: [None])  # of each use: if not in dimension 0
-    other_parts: list[tuple[int, Tensor]] = field(default_factory=list)  # p_h in further parts of the backward pass
+    layouts: Sequence[Layout | None] = (None,)  # of each use: if not in dimension 0
+    other_parts: Sequence[tuple[int, Tensor]] = ()  # p_h in further parts of the backward pass
     statistics: Statistics | None = None  # by which a norm has normalised, where they are known
     noted: Noted | None = None  # all uses of the weight, where derivatives may become part of the loss
     _h: Tensor | None = None
-    _version: int = 0
+    _version = 0
 
-    def __post_init__(self) -> None:
-        self.name, self.layer = self.model_layer.name, self.model_layer.layer
-        self.parameters = self.model_layer.parameters
+    def __init__(
+        self,
+        model_layer: ModelLayer,
+        x: Tensor,
+        x_version: int,
+        skipped: bool = False,
+        h_shape: tuple[int, ...] = (),
+        recomputed: bool = False,
+        moves: bool = False,
+        uses: Sequence[int] = (0,),
+    ) -> None:
+        self.model_layer, self.name = model_layer, model_layer.name
+        self.layer, self.parameters = model_layer.layer, model_layer.parameters
+        self.x = x  # input, (B, …); before a step the state that the layer is linear in, and all uses together
+        self.x_version = x_version  # of x when the layer ran
+        self.skipped = skipped  # whether autograd skips the gradients of the layer's parameters
+        self.h_shape = h_shape
+        self.recomputed = recomputed  # whether it ran under activation checkpointing
+        self.moves = moves  # whether x depends on the layers before
+        self.uses = uses  # which of the module's calls in this pass
 
     def arranged(self, a: Tensor, use: int = 0) -> Tensor:
         """An input or output of the layer with the batch in dimension 0."""
@@ -72,43 +81,54 @@ class LayerRecord:
         return self.x if self.x.dtype == dtype or not self.x.is_floating_point() else self.x.to(dtype)
 
 
-@dataclass(eq=False)
 class Recording:
     """One forward pass of the model and what the backward pass has added to it."""
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    training: bool
-    device: torch.device
-    rng: RandomState
-    autocast: tuple[bool, torch.dtype, str]
-    arrivals: Arrivals
-    layers: list[LayerRecord] = field(default_factory=list)
-    calls: dict[str, int] = field(default_factory=dict)  # of each layer so far
-    outputs: list[Tensor] = field(default_factory=list)
-    q: list[Tensor | None] = field(default_factory=list)  # gradients at the outputs
-    floating_outputs: int = 0  # how many there are, with or without gradient
-    positions: list[int] = field(default_factory=list)  # of those outputs among all floating ones
-    differentiated: bool = False  # whether a derivative of it may be part of the loss
-    repeated: bool = False  # whether several backward passes have come through since the last step
-    parts: list[Recording] = field(default_factory=list)  # the micro-batches that this one was joined from
-    passes: list[Recording] = field(default_factory=list)  # the forward passes that this one consists of, if several
-    links: list[dict[int, int]] = field(default_factory=list)  # of each of them: which inputs are outputs before it
-    layouts: dict[int, Layout | None] = field(default_factory=dict)  # of outputs that do not begin with the batch
-    returned: list[ref[Tensor]] = field(default_factory=list)  # the outputs as the user has them: hooks there hold us
-    serial: int = 0  # which forward pass it is
-    task: int = -1  # which backward pass has come through
+    floating_outputs = 0  # how many there are, with or without gradient
+    differentiated = False  # whether a derivative of it may be part of the loss
+    repeated = False  # whether several backward passes have come through since the last step
+    parts: Sequence[Recording] = ()  # the micro-batches that this one was joined from
+    passes: Sequence[Recording] = ()  # the forward passes that this one consists of, if several
+    links: Sequence[dict[int, int]] = ()  # of each of them: which inputs are outputs before it
+    serial = 0  # which forward pass it is
+    task = -1  # which backward pass has come through
     anchor: Any = None  # a node of the graph that the backward pass of a loss runs, and autograd.grad(…) does not
     source: Any = None  # … that does so where a first layer has read constant inputs; another backward pass tells
     loose: Uses | None = None  # the uses of parameters that belong to no layer
-    loose_rows: int = 0  # in how many rows their gradients were computed: one or several for each sample
-    second: bool = False  # whether they have met the samples in dimension 1
-    group: int = 1  # samples that count as one, in a large batch
+    loose_rows = 0  # in how many rows their gradients were computed: one or several for each sample
+    second = False  # whether they have met the samples in dimension 1
+    group = 1  # samples that count as one, in a large batch
     scalars: list[int] | None = None  # the outputs with a gradient that are one number, once that has been asked
     # known after `finish`
-    batch_size: int = 0
-    used_outputs: list[int] = field(default_factory=list)  # with a gradient and the batch in dimension 0
+    batch_size = 0
+    used_outputs: Sequence[int] = ()  # with a gradient and the batch in dimension 0
     signature: tuple[Any, ...] = ()  # equal for recordings with the same graph, as far as hooks can tell
+
+    def __init__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        training: bool,
+        device: torch.device,
+        rng: RandomState,
+        autocast: tuple[bool, torch.dtype | None, str],
+        arrivals: Arrivals,
+    ) -> None:
+        self.args, self.kwargs, self.training, self.device = args, kwargs, training, device
+        self.rng, self.autocast, self.arrivals = rng, autocast, arrivals
+        self.layers: list[LayerRecord] = []
+        self.calls: dict[str, int] = {}  # of each layer so far
+        self.outputs: list[Tensor] = []
+        self.q: list[Tensor | None] = []  # gradients at the outputs
+        self.positions: list[int] = []  # of those outputs among all floating ones
+        self.layouts: dict[int, Layout | None] = {}  # of outputs that do not begin with the batch
+        self.returned: list[ref[Tensor]] = []  # the outputs as the user has them: hooks there hold us
+        self.inputs = [t for t in leaves((args, kwargs) if kwargs else args) if isinstance(t, Tensor)]
+        self._versions = [t._version for t in self.inputs]
+        variable = [t for t in self.inputs if t.requires_grad]
+        self.reads_computed = any(not t.is_leaf for t in variable)
+        # what the model itself has returned is a recurrent state; derivatives by others may become part of the loss
+        self.reads_variable = any(not hasattr(t, RETURNED) for t in variable)
 
     def used(self, outputs: list[Tensor]) -> list[Tensor]:
         """The outputs that the loss was computed from, among those of a replay."""
@@ -127,13 +147,6 @@ class Recording:
         """The gradient there."""
         q = self.q[k]
         return None if q is None else self.arranged(q, self.positions[k])
-
-    def __post_init__(self) -> None:
-        self.inputs = [t for t in leaves((self.args, self.kwargs)) if isinstance(t, Tensor)]
-        self._versions = [t._version for t in self.inputs]
-        self.reads_computed = any(t.requires_grad and not t.is_leaf for t in self.inputs)
-        # what the model itself has returned is a recurrent state; derivatives by others may become part of the loss
-        self.reads_variable = any(t.requires_grad and not hasattr(t, RETURNED) for t in self.inputs)
 
     def samples(self, unknown: int = 1) -> int:
         """The number of samples, as far as it is known in the middle of the forward pass."""
@@ -221,19 +234,6 @@ class Recording:
                 )
 
 
-def on_gradient(tensor: Tensor, call: Callable[[Tensor], None]) -> None:
-    """Call with the gradient of a tensor that is not a leaf: `register_hook` in half the time."""
-    node = tensor.grad_fn
-    assert node is not None
-    node.register_prehook(partial(_pass_gradient, call, tensor.output_nr))
-
-
-def _pass_gradient(call: Callable[[Tensor], None], index: int, grads: tuple[Tensor | None, ...]) -> None:
-    grad = grads[index]
-    if grad is not None:
-        call(grad.detach())
-
-
 def is_derivative(recording: Recording) -> bool:
     """Whether the running backward pass is `autograd.grad(…)` by an input, not that of the loss."""
     if torch.is_grad_enabled():  # create_graph=True: it will be a part of the loss
@@ -248,13 +248,21 @@ def is_derivative(recording: Recording) -> bool:
     return seen and not torch._C._will_engine_execute_node(recording.source)
 
 
-def arrived_at_output(recording: Recording, index: int, grad: Tensor) -> None:
-    if is_derivative(recording):
+def arrived_at_output(recording: Recording, index: int, inside: Any, grad: Tensor | None) -> None:
+    if grad is None or not _goes_on(inside) or is_derivative(recording):
         return
     if recording.layers:  # not in a pass of other weights (functional_call)
         note_backward(recording)
-    q = recording.q[index]
-    recording.q[index] = grad if q is None else q + grad
+    q, more = recording.q[index], grad.detach()
+    recording.q[index] = more if q is None else q + more
+
+
+def _goes_on(node: Any) -> bool:
+    """Whether the gradient goes on to a node inside the model: else `autograd.grad` is asked for that at an output."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # raised for a leaf that autograd.grad(…) is to return
+        return True
 
 
 def note_backward(recording: Recording) -> None:
@@ -272,18 +280,21 @@ def note_backward(recording: Recording) -> None:
     recording.arrivals.see_root()
 
 
-def arrived_at_input(recording: Recording, record: LayerRecord, grad: Tensor) -> None:
-    if not is_derivative(recording):
+def arrived_at_input(recording: Recording, record: LayerRecord, grad: Tensor | None) -> None:
+    if grad is not None and not is_derivative(recording):
         note_backward(recording)
-        record.p_x = grad if record.p_x is None else record.p_x + grad
+        p_x = grad.detach()
+        record.p_x = p_x if record.p_x is None else record.p_x + p_x
 
 
-def arrived_at_layer(recording: Recording, record: LayerRecord, grad: Tensor) -> None:
-    if is_derivative(recording):
+def arrived_at_layer(recording: Recording, record: LayerRecord, grad: Tensor | None) -> None:
+    if grad is None or is_derivative(recording):
         return
-    p_h = grad if grad.shape == record.h_shape else grad.reshape(record.h_shape)
+    p_h = grad.detach()
+    if p_h.shape != record.h_shape:
+        p_h = p_h.reshape(record.h_shape)
     if recording.arrivals.part:
-        record.other_parts.append((recording.arrivals.part, p_h))
+        record.other_parts = [*record.other_parts, (recording.arrivals.part, p_h)]
         return
     note_backward(recording)
     if record.p_h is not None:

@@ -200,7 +200,7 @@ class Playback:
             return None
         if type(model) is not nn.Sequential or len(args) != 1 or recording.kwargs or not isinstance(args[0], Tensor):
             return None
-        if recording.autocast[0] or _global_hooks() or any(r.uses != [0] for r in recording.layers):
+        if recording.autocast[0] or _global_hooks() or any(tuple(r.uses) != (0,) for r in recording.layers):
             return None
         todo: list[nn.Module] = [model]
         found: list[nn.Module] = []

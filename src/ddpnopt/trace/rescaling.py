@@ -18,7 +18,8 @@ from ddpnopt._distributed import Together
 from ddpnopt.errors import StepError
 from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import Parts, inner, norm
-from ddpnopt.trace.recording import LayerRecord, Recording, on_gradient
+from ddpnopt.trace.gradient_hooks import on_gradient
+from ddpnopt.trace.recording import LayerRecord, Recording
 
 TRACE = 2.0**-100  # left in `.grad`, far below any gradient: `unscale_` divides it by the scale, a power of two
 
@@ -52,10 +53,12 @@ def scaler_factor(optimizer: Any, *, weight_grads: bool) -> float | None:
     return 1.0  # already removed from .grad; `follow` finds the factor there
 
 
-def mark_overflow(record: LayerRecord, grad: Tensor) -> None:
+def mark_overflow(record: LayerRecord, grad: Tensor | None) -> None:
     """Leave in `.grad` of the smallest parameter, where a GradScaler looks, a trace or (after an overflow) a NaN."""
+    if grad is None:
+        return
     p = min(record.parameters, key=lambda p: p.numel())
-    mark = (grad.sum(dtype=torch.float32) * 0).to(p.dtype)
+    mark = (grad.detach().sum(dtype=torch.float32) * 0).to(p.dtype)
     with torch.no_grad():
         p.grad = torch.full_like(p, TRACE) + mark if p.grad is None else p.grad + mark
 

@@ -29,15 +29,15 @@ class Untouched:
 
     def is_asked_for(self, layers: list[ModelLayer]) -> bool:
         """Whether hooks on parameters want to see their gradients, which then have to be computed."""
-        return self.steps_left > 0 and any(
+        return any(
             p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)
             for each in layers
             for p in each.parameters
         )
 
-    def leave(self, recording: Recording, record: LayerRecord, _: Tensor) -> None:
+    def leave(self, recording: Recording, record: LayerRecord, grad: Tensor | None) -> None:
         """In the backward pass of the loss, at the layer whose gradient arrives first."""
-        if is_derivative(recording):
+        if grad is None or is_derivative(recording):
             return
         p = min(record.parameters, key=lambda p: p.numel())
         if not record.model_layer.required or not (self._parameter is None or self._parameter is p):
