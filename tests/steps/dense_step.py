@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddpnopt.ddp.balance import DECAY, FLOOR, STEADY
+from ddpnopt.ddp.balance import DECAY, FLOOR, LOW, STEADY
 from ddpnopt.ddp.covariance import CHANGED
 from ddpnopt.ddp.value import shares
 from ddpnopt.ddp.value.scale_free import DAMPING, LEAST_LOSS
@@ -30,6 +30,7 @@ Shares = Callable[[Tensor], Tensor]
 class Running:
     """The running average of a matrix, or of a profile, and of the logarithm of the scale."""
 
+    floor: float = FLOOR  # of its root
     total: Any = 0.0
     weight: float = 0.0
     log_scale: float = 0.0
@@ -54,7 +55,7 @@ class Running:
         if change > CHANGED:
             self.used = C
         values, Q = torch.linalg.eigh(self.used)
-        return Q @ torch.diag((values.clamp_min(0) + FLOOR) ** -0.25) @ Q.T
+        return Q @ torch.diag((values.clamp_min(0) + self.floor) ** -0.25) @ Q.T
 
     def factors(self) -> Tensor:
         return (self.total / self.weight + FLOOR) ** -0.25
@@ -68,7 +69,7 @@ class Control:
     parameters: list[nn.Parameter]
     loose: bool = False
     inputs: Running = field(default_factory=Running)
-    outputs: Running = field(default_factory=Running)
+    outputs: Running = field(default_factory=lambda: Running(LOW))
     kernel: Running = field(default_factory=Running)
     least: float = 0.0
     last: list[Tensor] | None = None  # old minus new weights of the last step

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
-from ddpnopt.ddp.balance import FLOOR
+from ddpnopt.ddp.balance import FLOOR, LOW
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.value.scale_free import DAMPING, LEAST_LOSS, ScaleFree
 from ddpnopt.ddp.value.sizes import NEAR_ZERO
@@ -34,14 +34,14 @@ def per_sample_gradients(stage: Stage) -> Tensor:
     """In balanced variables, one row per sample, with roots written out."""
     x, p, bias = stage.x, stage.p_h[0], len(stage.u) > 1
     scale = x.square().mean().sqrt()
-    x, p = x @ inverse_root(x.T @ x) / scale, p @ inverse_root(p.T @ p) * scale
+    x, p = x @ inverse_root(x.T @ x, FLOOR) / scale, p @ inverse_root(p.T @ p, LOW) * scale
     grads = torch.einsum("bo,bj->boj", p, x).flatten(1)
     return torch.cat([grads, p], 1) if bias else grads
 
 
-def inverse_root(C: Tensor) -> Tensor:
+def inverse_root(C: Tensor, floor: float) -> Tensor:
     """The inverse fourth root of a matrix with mean diagonal 1."""
-    values, Q = torch.linalg.eigh(C / C.diagonal().mean() + FLOOR * torch.eye(len(C)))
+    values, Q = torch.linalg.eigh(C / C.diagonal().mean() + floor * torch.eye(len(C)))
     return Q @ torch.diag(values**-0.25) @ Q.T
 
 

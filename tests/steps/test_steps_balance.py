@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpnopt._distributed import ALONE
-from ddpnopt.ddp.balance import DECAY, FLOOR, LONGEST, REFRESH, balanced
+from ddpnopt.ddp.balance import DECAY, FLOOR, LONGEST, LOW, REFRESH, balanced
 from ddpnopt.ddp.covariance import DENSE, LEADING, observe, root
 from ddpnopt.linear.layer import Layer
 from ddpnopt.linear.metric import IDENTITY
@@ -42,8 +42,8 @@ def moments(a: Tensor, dim: int) -> Tensor:
     return C / C.diagonal().mean()
 
 
-def inverse_root(C: Tensor) -> Tensor:
-    values, Q = torch.linalg.eigh(C + FLOOR * torch.eye(len(C)))
+def inverse_root(C: Tensor, floor: float = FLOOR) -> Tensor:
+    values, Q = torch.linalg.eigh(C + floor * torch.eye(len(C)))
     return Q @ torch.diag(values**-0.25) @ Q.T
 
 
@@ -65,7 +65,7 @@ def explicit_scale(name: str, x: Tensor, p: Tensor, u: list[Tensor]) -> list[Ten
     A, constant = moments(x, dim), x.square().mean().sqrt()
     if name == "groups":
         A, G = A.diagonal().diag(), G.diagonal().diag()
-    T_A, T_G = inverse_root(A) / constant, inverse_root(G) * constant
+    T_A, T_G = inverse_root(A) / constant, inverse_root(G, FLOOR if name == "groups" else LOW) * constant
     if name in ("convolution", "groups"):
         u = [(u[0].flatten(2) @ places_root(x, int(name == "convolution"))).view_as(u[0]), u[1]]
     if name == "groups":
@@ -129,7 +129,7 @@ def test_moments_are_running_averages_without_bias_towards_the_start() -> None:
     mean = (powers[:, None, None] * torch.stack([moments(p, -1) for _, p in batches])).sum(0) / powers.sum()
     logarithms = torch.stack([x.square().mean().log() for x, _ in batches])
     scale = ((powers * logarithms).sum() / powers.sum() / 2).exp()
-    expected = inverse_root(mean) * scale
+    expected = inverse_root(mean, LOW) * scale
     torch.testing.assert_close(found.outputs(torch.eye(3)), expected, rtol=0.1, atol=0.1)  # up to `CHANGED`
 
 
@@ -139,7 +139,7 @@ def test_silent_features_stay_bounded() -> None:
     x[:, 0], p[:, 0] = 0.0, 0.0
     found = balanced(layer, x, p, {}, ALONE)
     factors = found.scale([torch.ones(3, 4), torch.ones(3)])[0].abs()
-    assert float(factors.max()) < 20 / FLOOR**0.5
+    assert float(factors.max()) < 20 / (FLOOR * LOW) ** 0.25
     zero = balanced(layer, torch.zeros(B, 4), torch.zeros(B, 3), {}, ALONE)
     assert all(bool(part.isfinite().all()) for part in zero.scale([torch.ones(3, 4), torch.ones(3)]))
 
