@@ -1,28 +1,29 @@
 """`DDPNOpt(model)` without one of its parts, or with another constant, as methods of the suite:
 
-    PYTHONPATH=benchmarks ddpnopt bench suite --open --seeds 1 --out results/ablations --methods \
-        ddpnopt,adam,ablations:no_memory,ablations:impatient,ablations:less_damping,ablations:diagonal,ablations:no_balance,\
-ablations:loss_not_seen,ablations:no_curvature,ablations:rolled_out,ablations:open_loop
+    PYTHONPATH=benchmarks ddpnopt bench suite --open --seeds 1 --out results/ablations \\
+        --methods ddpnopt,adam,$(python benchmarks/ablations.py)
 
 Each function takes a model and returns its optimizer. The constants are set for the duration of a step only, so that
 runs in one process do not disturb each other. `python benchmarks/ablations.py results/ablations/suite.csv` then shows
-which of them is the best choice for the tasks of all families but one, and how that choice does on the family left out.
+which constant is the best choice for the tasks of all families but one, and how it does on the family left out.
 """
 
 from __future__ import annotations
 
 import csv
+import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+import ddpnopt._step_length as applied
 from ddpnopt import DDPNOpt
 from ddpnopt.ddp import balance, step_length
-from ddpnopt.ddp.value import scale_free
+from ddpnopt.ddp.value import scale_free, shares
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.linear import Linear
 from ddpnopt.trace.arrivals import Arrivals
@@ -55,24 +56,37 @@ class Changed(DDPNOpt):
             return super().step(*args, **kwargs)
 
 
+# -- without a part ----------------------------------------------------------------------------------------------------
+
+
 def no_memory(model: nn.Module) -> DDPNOpt:
     """Each step starts from zero, not from what the last one has left undone."""
-    return Changed(model, {(step_length, "MEMORY"): 0.0})
+    return Changed(model, {(step_length, "MEMORY"): 0.0, (step_length, "HELD"): 0.0})
 
 
-def impatient(model: nn.Module) -> DDPNOpt:
-    """The fraction that is best for the next step alone."""
-    return Changed(model, {(step_length, "PATIENCE"): 1.0, (step_length, "OWN"): 1.2})
+def no_limit(model: nn.Module) -> DDPNOpt:
+    """A step may change a layer by any share of its size."""
+    return _reach(model, math.inf)
 
 
-def less_damping(model: nn.Module) -> DDPNOpt:
-    """A tenth of the damping."""
-    return Changed(model, {(scale_free, "DAMPING"): 0.1})
+def no_curvature(model: nn.Module) -> DDPNOpt:
+    """kappa = 1: the model of the batch is trusted."""
+    return Changed(model, {(step_length.StepLength, "_measure"): lambda self, *_: setattr(self, "kappa", 1.0)})
+
+
+def equal_shares(model: nn.Module) -> DDPNOpt:
+    """All layers move by the same share of their sizes, whatever the slopes along their updates say."""
+    return Changed(model, {(shares, "GAIN"): 0.0})
 
 
 def diagonal(model: nn.Module) -> DDPNOpt:
     """Features are not mixed: the diagonals of the second moments alone."""
     return Changed(model, {(Linear, "mixes_features"): False, (Conv, "mixes_features"): False})
+
+
+def channels_alone(model: nn.Module) -> DDPNOpt:
+    """Convolutions mix their channels, but not the places of the kernel."""
+    return Changed(model, {(Conv, "kernel_places"): 1})
 
 
 def no_balance(model: nn.Module) -> DDPNOpt:
@@ -85,9 +99,9 @@ def loss_not_seen(model: nn.Module) -> DDPNOpt:
     return Changed(model, {(Arrivals, "loss_value"): lambda _: None})
 
 
-def no_curvature(model: nn.Module) -> DDPNOpt:
-    """kappa = 1: the model of the batch is trusted."""
-    return Changed(model, {(step_length.StepLength, "_measure"): lambda self, *_: setattr(self, "kappa", 1.0)})
+def last_weights(model: nn.Module) -> DDPNOpt:
+    """The weights of the last step, not their average."""
+    return DDPNOpt(model, average=False)
 
 
 def rolled_out(model: nn.Module) -> DDPNOpt:
@@ -100,12 +114,85 @@ def open_loop(model: nn.Module) -> DDPNOpt:
     return DDPNOpt(model, closed_loop=False)
 
 
+# -- with another constant ---------------------------------------------------------------------------------------------
+
+
+def less_damping(model: nn.Module) -> DDPNOpt:
+    """A quarter of the damping."""
+    return Changed(model, {(scale_free, "DAMPING"): scale_free.DAMPING / 4})
+
+
+def more_damping(model: nn.Module) -> DDPNOpt:
+    """Four times the damping."""
+    return Changed(model, {(scale_free, "DAMPING"): 4 * scale_free.DAMPING})
+
+
+def half_reach(model: nn.Module) -> DDPNOpt:
+    """Half of the limit on what a step may change."""
+    return _reach(model, step_length.REACH / 2)
+
+
+def twice_reach(model: nn.Module) -> DDPNOpt:
+    """Twice the limit on what a step may change."""
+    return _reach(model, 2 * step_length.REACH)
+
+
+def half_patience(model: nn.Module) -> DDPNOpt:
+    """Steps of half the length, as far as samples left out decide on it."""
+    return Changed(model, {(step_length, "PATIENCE"): step_length.PATIENCE / 2, (step_length, "OWN"): 0.35})
+
+
+def impatient(model: nn.Module) -> DDPNOpt:
+    """The fraction that is best for the next step alone."""
+    return Changed(model, {(step_length, "PATIENCE"): 1.0, (step_length, "OWN"): 1.2})
+
+
+def less_memory(model: nn.Module) -> DDPNOpt:
+    """0.7 of what the last step has left undone."""
+    return Changed(model, {(step_length, "MEMORY"): 0.7, (step_length, "HELD"): 0.7})
+
+
+def weaker_shares(model: nn.Module) -> DDPNOpt:
+    """Half of the effect of the slopes on the shares of the layers."""
+    return Changed(model, {(shares, "GAIN"): shares.GAIN / 2})
+
+
+def stronger_shares(model: nn.Module) -> DDPNOpt:
+    """Twice the effect of the slopes on the shares of the layers."""
+    return Changed(model, {(shares, "GAIN"): 2 * shares.GAIN})
+
+
+def higher_floor(model: nn.Module) -> DDPNOpt:
+    """Directions with small gradients are followed a tenth as far down."""
+    return Changed(model, {(balance, "LOW"): balance.FLOOR})
+
+
+def longer_metric(model: nn.Module) -> DDPNOpt:
+    """Second moments of twice as many steps."""
+    return Changed(model, {(balance, "LATER"): 2 * balance.LATER})
+
+
+def _reach(model: nn.Module, reach: float) -> DDPNOpt:
+    return Changed(model, {(step_length, "REACH"): reach, (applied, "REACH"): reach})
+
+
+PARTS: tuple[Callable[[nn.Module], DDPNOpt], ...] = (
+    no_memory, no_limit, no_curvature, equal_shares, diagonal, channels_alone, no_balance, loss_not_seen, last_weights,
+    rolled_out, open_loop,
+)  # fmt: skip
+CONSTANTS: tuple[Callable[[nn.Module], DDPNOpt], ...] = (
+    less_damping, more_damping, half_reach, twice_reach, half_patience, impatient, less_memory, weaker_shares,
+    stronger_shares, higher_floor, longer_metric,
+)  # fmt: skip
+
+
 def leave_one_family_out(path: Path) -> str:
-    """A Markdown table: the best variant by the mean share of Adam's way over all other families, and how it does."""
+    """A Markdown table: the best constant by the mean share of Adam's way over all other families, and how it does."""
     with path.open() as file:
         rows = list(csv.DictReader(file))
     adam = {row["task"]: float(row["mean"]) for row in rows if row["method"] == "adam"}
-    variants = sorted({row["method"] for row in rows if row["method"] != "adam"})
+    settings = {"ddpnopt", *map(_named, CONSTANTS)}
+    variants = sorted(settings & {row["method"] for row in rows})
     families = sorted({row["family"] for row in rows})
 
     def score(variant: str, where: set[str]) -> float:
@@ -126,5 +213,9 @@ def leave_one_family_out(path: Path) -> str:
     return "\n".join(lines)
 
 
+def _named(variant: Callable[[nn.Module], DDPNOpt]) -> str:
+    return f"ablations:{variant.__name__}"
+
+
 if __name__ == "__main__":
-    print(leave_one_family_out(Path(sys.argv[1])))
+    print(leave_one_family_out(Path(sys.argv[1])) if len(sys.argv) > 1 else ",".join(map(_named, PARTS + CONSTANTS)))
