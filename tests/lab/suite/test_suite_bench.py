@@ -130,7 +130,7 @@ def test_a_run_that_diverged_counts_as_chance() -> None:
     assert soap.figure.mean == result.chance == TASKS["wine"].build(0).chance
     assert result.verdict(soap) is Verdict.COLLAPSED
     assert result.shortfall(soap) == pytest.approx(1)
-    assert result.seconds(soap) == math.inf
+    assert soap.to_reference == math.inf
 
 
 def test_time_to_adams_final_loss_is_that_of_the_same_seed() -> None:
@@ -145,10 +145,10 @@ def test_time_to_adams_final_loss_is_that_of_the_same_seed() -> None:
         },
     )
     adam, soap, prodigy = (result.results[name] for name in ("adam", "soap", "prodigy"))
-    assert result.time_ratio(adam) == pytest.approx(1)
-    assert result.seconds(adam) == pytest.approx(4.0)
-    assert 0.45 < result.time_ratio(soap) < 0.6
-    assert result.seconds(prodigy) == math.inf
+    assert adam.time_ratio == pytest.approx(1)
+    assert adam.to_reference == pytest.approx(4.0)
+    assert 0.45 < soap.time_ratio < 0.6
+    assert prodigy.to_reference == math.inf
     rows = {row[0]: row for row in summary_rows([result], entrants(["adam", "soap", "prodigy"]))}
     assert rows["Prodigy"][-2:] == ["0/1", "–"]
     assert rows["SOAP"][-2] == "1/1"
@@ -217,6 +217,29 @@ def test_report_only_computes_nothing(tmp_path: Path) -> None:
     printed = invoke(*QUICK, *folder, "--methods", "schedule-free,adam,ddpnopt", "--report-only")
     assert Store(tmp_path / STORE).keys() == before
     assert "SF-AdamW" in printed
+
+
+def test_rows_of_an_earlier_table_stand_in_for_what_is_not_run(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    invoke(*QUICK, "--methods", "adam,schedule-free,ddpnopt", "--out", str(first))
+    old = pd.read_csv(first / "suite.csv")
+    old.loc[old["method"] == "ddpnopt", "mean"] = 12345.0
+    old.to_csv(first / "suite.csv", index=False)
+    keep = ["--keep", str(first / "suite.csv"), "--methods", "ddpnopt", "--out", str(second)]
+    invoke(*QUICK, *keep)
+    new = pd.read_csv(second / "suite.csv")
+    assert list(new["method"]) == ["ddpnopt", "adam", "schedule-free"] * 2
+    assert (new.loc[new["method"] == "ddpnopt", "mean"] < 12345.0).all(), "what is run here replaces its row"
+    same = ["task", "method", "lr", "mean", "std", "seeds", "cpu_seconds", "time_ratio"]
+    others = [frame.loc[frame["method"] != "ddpnopt", same].reset_index(drop=True) for frame in (old, new)]
+    pd.testing.assert_frame_equal(*others)
+    assert len(Store(second / STORE).keys()) == 2 * 2, "nothing else was run"
+
+
+def test_an_earlier_table_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    assert "is not a table of the suite" in refused("--keep", str(tmp_path / "other.csv"), "--report-only")
+    assert "is not a table of the suite" in refused("--keep", str(tmp_path / "missing.csv"), "--report-only")
 
 
 def test_methods_of_ones_own_follow_their_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

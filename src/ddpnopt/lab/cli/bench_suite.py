@@ -14,9 +14,10 @@ from ddpnopt.lab.cli.sweeps import collect_showing_progress
 from ddpnopt.lab.errors import ExperimentError, UnknownNameError
 from ddpnopt.lab.methods.registry import method, require_installed
 from ddpnopt.lab.runs.config import RunConfig
-from ddpnopt.lab.runs.outcome import Outcome
 from ddpnopt.lab.runs.store import STORE, Store, code_state
+from ddpnopt.lab.suite.comparison import TaskResult, compare
 from ddpnopt.lab.suite.entrants import SUITE_METHODS, Entrant, all_runs, all_trials, entrants
+from ddpnopt.lab.suite.kept_rows import kept_rows
 from ddpnopt.lab.suite.runs import SuiteRunTask
 from ddpnopt.lab.suite.tasks import TASKS, open_tasks, sealed_tasks
 
@@ -46,6 +47,10 @@ def suite(
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Tables and picture of what the store holds; no training.")
     ] = False,
+    keep: Annotated[
+        Path | None,
+        typer.Option(help="An earlier suite.csv: its rows stand in for what is not run here.", show_default=False),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the store, tables and picture.")] = Path("results/suite"),
     store: StorePath = None,
 ) -> None:
@@ -55,8 +60,10 @@ def suite(
     tasks = [SuiteRunTask(name, steps) for name in _chosen(task_names, families, sealed, everything)]
     methods = entrants(split_names("--methods", method_names))
     require_installed(each.method for each in methods)
+    shown = methods if keep is None else _with_others(methods)
+    kept = {} if keep is None else kept_rows(keep, tasks, shown)
     path = store or writable_folder(out) / STORE
-    if report_only and not path.exists():
+    if report_only and not path.exists() and not kept:
         raise ExperimentError(f"there are no results to show: {path} does not exist")
     writable_folder(path.parent)
     jobs = 0 if report_only else jobs
@@ -64,7 +71,14 @@ def suite(
         _discard_outdated([run for task in tasks for each in methods for run in each.runs(task, {}, seeds)], path)
     outcomes = collect_showing_progress(all_trials(tasks, methods), path, jobs, what="trials of rates")
     outcomes |= collect_showing_progress(all_runs(tasks, methods, outcomes, seeds), path, jobs)
-    _show(tasks, methods, outcomes, seeds, writable_folder(out))
+    _show(compare(tasks, shown, outcomes, seeds, kept), shown, writable_folder(out))
+
+
+def _with_others(methods: Sequence[Entrant]) -> list[Entrant]:
+    """With the suite's other methods, in its order."""
+    named = {each.name: each for each in methods}
+    order = [*SUITE_METHODS, *(name for name in named if name not in SUITE_METHODS)]
+    return [named.get(name) or entrants([name])[0] for name in order]
 
 
 def _chosen(task_names: str | None, families: str | None, sealed: bool, everything: bool) -> list[str]:
@@ -99,14 +113,10 @@ def _discard_outdated(runs: Sequence[RunConfig], path: Path) -> None:
     status_console().print(f"[dim]{removed} runs of another state of the optimizer's code are computed again")
 
 
-def _show(
-    tasks: Sequence[SuiteRunTask], methods: Sequence[Entrant], outcomes: dict[RunConfig, Outcome], seeds: int, out: Path
-) -> None:
+def _show(results: Sequence[TaskResult], methods: Sequence[Entrant], out: Path) -> None:
     from ddpnopt.lab.suite import profile_figure, report, verdict_figure
-    from ddpnopt.lab.suite.comparison import compare
     from ddpnopt.lab.timing.machine import heading
 
-    results = compare(tasks, methods, outcomes, seeds)
     if not results:
         raise ExperimentError("there are no results to show")
     saved = report.write(results, methods, out, heading())

@@ -40,45 +40,50 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class MethodResult:
-    """What a method reached on a task; the outcomes are those of the seeds."""
+    """What a method reached on a task, over its seeds."""
 
     entrant: Entrant
-    task: SuiteRunTask
-    outcomes: Sequence[Outcome]
+    figure: Spread
+    """The metric on the test split; a run that diverged counts as chance."""
+    lr: float
+    seeds: int
+    diverged: int = 0
+    seconds: float = math.nan
+    """Of a run, on average, as `cpu_seconds`."""
+    cpu_seconds: float = math.nan
+    to_reference: float = math.nan
+    """Processor time until the smoothed training loss is that with which the reference ends, from the same seed.
 
-    @cached_property
-    def figure(self) -> Spread:
-        """The metric on the test split; a run that diverged counts as chance."""
-        return Spread.of(counted(outcome, self.task).metric for outcome in self.outcomes)
+    The median over the seeds; infinite where most of them never come there, NaN without a reference."""
+    time_ratio: float = math.nan
+    """The same as a multiple of the reference's own time to it."""
+    repeated: float = math.nan
+    """The largest share of a run's steps that were made again, after the first ones; NaN where it is not known."""
+    undone: int | None = None
+    """Steps that were given up in all runs; None where it is not known."""
 
-    @property
-    def lr(self) -> float:
-        return self.outcomes[0].lr
-
-    @property
-    def diverged(self) -> int:
-        return sum(outcome.diverged for outcome in self.outcomes)
-
-    @property
-    def repeated(self) -> float:
-        """The largest share of a run's steps that were made again, after the first ones; NaN where it is not known."""
-        known = [(each.repeated, each.steps - SETTLED) for each in self.outcomes if each.repeated is not None]
-        return max((repeated / steps for repeated, steps in known if steps > 0), default=math.nan)
-
-    @property
-    def undone(self) -> int | None:
-        """Steps that were given up in all runs; None where it is not known."""
-        known = [each.undone for each in self.outcomes if each.undone is not None]
-        return sum(known) if known else None
-
-    def seconds_to(self, other: MethodResult) -> float:
-        """Processor time until the smoothed training loss is that with which `other` ends, from the same seed.
-
-        The median over the seeds; infinite where most of them never come there.
-        """
-        return median(
-            math.inf if mine.diverged or theirs.diverged else _time_to_the_end(mine.curve, theirs.curve)
-            for mine, theirs in zip(self.outcomes, other.outcomes, strict=True)
+    @classmethod
+    def of(
+        cls, entrant: Entrant, task: SuiteRunTask, outcomes: Sequence[Outcome], reference: Sequence[Outcome] | None
+    ) -> MethodResult:
+        """From the runs with all seeds, and those of the reference."""
+        known = [(each.repeated, each.steps - SETTLED) for each in outcomes if each.repeated is not None]
+        undone = [each.undone for each in outcomes if each.undone is not None]
+        seconds = own = math.nan
+        if reference is not None:
+            seconds, own = _time_to(outcomes, reference), _time_to(reference, reference)
+        return cls(
+            entrant,
+            Spread.of(counted(outcome, task).metric for outcome in outcomes),
+            outcomes[0].lr,
+            len(outcomes),
+            sum(outcome.diverged for outcome in outcomes),
+            fmean(outcome.seconds for outcome in outcomes),
+            fmean(outcome.cpu_seconds for outcome in outcomes),
+            seconds,
+            seconds / own if math.isfinite(own) else math.nan,
+            max((repeated / steps for repeated, steps in known if steps > 0), default=math.nan),
+            sum(undone) if undone else None,
         )
 
 
@@ -144,30 +149,37 @@ class TaskResult:
         whole = self.way(self.results[self.best].figure.mean)
         return 1 - self.way(result.figure.mean) / whole if whole > 0 else 0.0
 
-    def seconds(self, result: MethodResult) -> float:
-        """Until the training loss with which the reference ends; NaN without a reference."""
-        return math.nan if self.reference is None else result.seconds_to(self.reference)
-
-    def time_ratio(self, result: MethodResult) -> float:
-        """The same as a multiple of the reference's own time to it."""
-        own = math.nan if self.reference is None else self.seconds(self.reference)
-        return self.seconds(result) / own if math.isfinite(own) else math.nan
-
 
 def compare(
-    tasks: Sequence[SuiteRunTask], methods: Sequence[Entrant], outcomes: Mapping[RunConfig, Outcome], seeds: int
+    tasks: Sequence[SuiteRunTask],
+    methods: Sequence[Entrant],
+    outcomes: Mapping[RunConfig, Outcome],
+    seeds: int,
+    kept: Mapping[tuple[str, str], MethodResult] | None = None,
 ) -> list[TaskResult]:
-    """Every task on which a method has been run with all seeds."""
+    """Every task on which a method has been run with all seeds, or has a result that is `kept` from another table."""
     made = []
     for task in tasks:
+        found = {each.name: _outcomes(each, task, outcomes, seeds) for each in methods}
+        reference = found.get(REFERENCE)
         results = {}
-        for entrant in methods:
-            runs = entrant.runs(task, outcomes, seeds)
-            if runs and all(run in outcomes for run in runs):
-                results[entrant.name] = MethodResult(entrant, task, [outcomes[run] for run in runs])
+        for each in methods:
+            runs = found[each.name]
+            old = None if kept is None else kept.get((task.name, each.name))
+            if runs is not None:
+                results[each.name] = MethodResult.of(each, task, runs, reference)
+            elif old is not None:
+                results[each.name] = old
         if results:
             made.append(TaskResult(task, results))
     return made
+
+
+def _outcomes(
+    entrant: Entrant, task: SuiteRunTask, outcomes: Mapping[RunConfig, Outcome], seeds: int
+) -> list[Outcome] | None:
+    runs = entrant.runs(task, outcomes, seeds)
+    return [outcomes[run] for run in runs] if runs and all(run in outcomes for run in runs) else None
 
 
 def smooth(curve: Curve) -> Curve:
@@ -175,5 +187,9 @@ def smooth(curve: Curve) -> Curve:
     return replace(curve, losses=smoothed(curve.losses, SMOOTHING).tolist())
 
 
-def _time_to_the_end(curve: Curve, reference: Curve) -> float:
-    return time_to(smooth(curve), smooth(reference).losses[-1], cpu)
+def _time_to(mine: Sequence[Outcome], theirs: Sequence[Outcome]) -> float:
+    """The median processor time of runs to the final losses of others."""
+    return median(
+        math.inf if one.diverged or other.diverged else time_to(smooth(one.curve), smooth(other.curve).losses[-1], cpu)
+        for one, other in zip(mine, theirs, strict=True)
+    )

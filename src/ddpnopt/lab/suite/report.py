@@ -91,7 +91,7 @@ def _summary(results: Sequence[TaskResult], entrant: Entrant) -> list[str]:
         return []
     verdicts = [result.verdict(found) for result, found in taken]
     counts = [str(verdicts.count(verdict)) for verdict in Verdict]
-    ratios = [ratio for result, found in taken if not math.isnan(ratio := result.time_ratio(found))]
+    ratios = [found.time_ratio for _, found in taken if not math.isnan(found.time_ratio)]
     reached = [ratio for ratio in ratios if math.isfinite(ratio)]
     return [
         entrant.label,
@@ -108,7 +108,7 @@ def _summary(results: Sequence[TaskResult], entrant: Entrant) -> list[str]:
 def time_rows(results: Sequence[TaskResult], methods: Sequence[Entrant]) -> list[list[str]]:
     """Seconds to the reference's final training loss, for each task with a reference."""
     return [
-        [result.definition.name, *(_seconds(result, result.results.get(each.name)) for each in methods)]
+        [result.definition.name, *(_seconds(result.results.get(each.name)) for each in methods)]
         for result in results
         if result.reference is not None
     ]
@@ -116,7 +116,7 @@ def time_rows(results: Sequence[TaskResult], methods: Sequence[Entrant]) -> list
 
 def explanation(results: Sequence[TaskResult]) -> str:
     """What the tables mean."""
-    seeds = max(len(found.outcomes) for result in results for found in result.results.values())
+    seeds = max(found.seeds for result in results for found in result.results.values())
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     return (
         f"Test metric, {over}; bold: the best of the row. The rate of methods marked as best of several is chosen on "
@@ -157,15 +157,15 @@ def records(results: Sequence[TaskResult]) -> list[dict[str, Any]]:
             "lr": found.lr,
             "mean": found.figure.mean,
             "std": found.figure.std,
-            "seeds": len(found.outcomes),
+            "seeds": found.seeds,
             "diverged": found.diverged,
             "verdict": verdict.value if (verdict := result.verdict(found)) else "",
             "rank": result.ranks[name],
             "shortfall": result.shortfall(found),
-            "seconds": fmean(outcome.seconds for outcome in found.outcomes),
-            "cpu_seconds": fmean(outcome.cpu_seconds for outcome in found.outcomes),
-            "cpu_seconds_to_adams_loss": result.seconds(found),
-            "time_ratio": result.time_ratio(found),
+            "seconds": found.seconds,
+            "cpu_seconds": found.cpu_seconds,
+            "cpu_seconds_to_adams_loss": found.to_reference,
+            "time_ratio": found.time_ratio,
             "repeated": found.repeated,
             "undone": found.undone,
         }
@@ -174,8 +174,8 @@ def records(results: Sequence[TaskResult]) -> list[dict[str, Any]]:
     ]
 
 
-def _seconds(result: TaskResult, found: MethodResult | None) -> str:
-    seconds = math.inf if found is None else result.seconds(found)
+def _seconds(found: MethodResult | None) -> str:
+    seconds = math.inf if found is None else found.to_reference
     return f"{seconds:.2f}" if math.isfinite(seconds) else NONE
 
 
