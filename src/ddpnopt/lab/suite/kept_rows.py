@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ def kept_rows(
     """
     lengths, by_name = {task.name: task.length for task in tasks}, {each.name: each for each in methods}
     try:
-        rows: list[Row] = pd.read_csv(path).to_dict("records")
+        rows: Sequence[Row] = pd.read_csv(path).to_dict("records")
         return {
             (row["task"], row["method"]): _result(by_name[row["method"]], row)
             for row in rows
