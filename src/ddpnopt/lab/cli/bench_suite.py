@@ -48,7 +48,7 @@ def suite(
         bool, typer.Option("--report-only", help="Tables and picture of what the store holds; no training.")
     ] = False,
     keep: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(help="An earlier suite.csv: its rows stand in for what is not run here.", show_default=False),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the store, tables and picture.")] = Path("results/suite"),
@@ -60,8 +60,8 @@ def suite(
     tasks = [SuiteRunTask(name, steps) for name in _chosen(task_names, families, sealed, everything)]
     methods = entrants(split_names("--methods", method_names))
     require_installed(each.method for each in methods)
-    shown = methods if keep is None else _with_others(methods)
-    kept = {} if keep is None else kept_rows(keep, tasks, shown)
+    shown = _with_others(methods) if keep else methods
+    kept = {key: result for table in keep or () for key, result in kept_rows(table, tasks, shown).items()}
     path = store or writable_folder(out) / STORE
     if report_only and not path.exists() and not kept:
         raise ExperimentError(f"there are no results to show: {path} does not exist")
