@@ -28,8 +28,9 @@ import torch
 from torch import Tensor
 
 from ddpnopt._distributed import ALONE, Peers
-from ddpnopt.ddp.balance import balanced, look
+from ddpnopt.ddp.balance import balanced
 from ddpnopt.ddp.balanced import Scaled
+from ddpnopt.ddp.looks import look_at_all
 from ddpnopt.ddp.loss import sqrt_curvature
 from ddpnopt.ddp.stacked import Stacked
 from ddpnopt.ddp.stage import Displacement, Policy, Stage
@@ -137,8 +138,7 @@ class ScaleFree(Batch):
 
     def backward_together(self, stages: list[Stage], stacked: Stacked) -> list[Policy]:
         """All stages as one, last to first, none of which has a stage cost; without a plan the policy of each."""
-        for stage in stages:
-            look(stage.layer, stage.x, stage.p_h[0], stage.state, stage.peers, stage.name)
+        look_at_all(stages)
         stacked.load(stages, self._priors.last_of(stages))
         self._grams, effects = stacked.couple()
         self._priors.repeat(effects)
