@@ -222,9 +222,7 @@ def decay_if_due(state: dict[str, Any]) -> float | None:
     return DECAY ** (since if steps <= EVERY_STEP else since / LATER)
 
 
-def take_in(
-    layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers, name: str, decay: float
-) -> None:
+def take_in(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers, name: str, decay: float) -> None:
     """Take x and p into the running profiles, whose averages decay by this factor."""
     input_dim, output_dim = layer.feature_dims
     change = _observe_kernel(layer, x, state, peers, name, decay) if layer.kernel_places > 1 else 0.0

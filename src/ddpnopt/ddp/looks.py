@@ -48,9 +48,8 @@ def look_at_all(stages: list[Stage]) -> None:
     due = [(stage, decay) for stage in stages if (decay := decay_if_due(stage.state)) is not None]
     if not due:
         return
-    sides = [
-        Side(stage, side, a, decay) for stage, decay in due for side, a in (("input", stage.x), ("output", stage.p_h[0]))
-    ]
+    seen = [(stage, decay, (("input", stage.x), ("output", stage.p_h[0]))) for stage, decay in due]
+    sides = [Side(stage, side, a, decay) for stage, decay, both in seen for side, a in both]
     for each, norm in zip(sides, stacked(torch._foreach_norm([each.a for each in sides])).tolist(), strict=True):
         each.square = norm**2
     ordinary: list[Side] = []
