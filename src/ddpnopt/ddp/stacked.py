@@ -14,12 +14,13 @@ that have to stay as they are until the next one is complete, and the next one, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ddpnopt.ddp.covariance import DENSE, Root
+from ddpnopt.ddp.covariance import DENSE, square_into
 from ddpnopt.ddp.stage import COPIED, Displacement, Stage
 from ddpnopt.linear.layer import Layer, Parts
 from ddpnopt.linear.linear import Linear
@@ -125,15 +126,15 @@ class Stacked:
         """Whether these are the same layers, on inputs of the same kind."""
         if len(stages) != self.T:
             return False
-        weights = iter(self._weights)
         dtype = self._x.dtype
         for stage, layer in zip(stages, self._layers, strict=True):
             x = stage.x
             if stage.layer is not layer or x.dim() != 2 or x.dtype != dtype or stage.later is not None:
                 return False
-            if any(w is not next(weights) for w in stage.weights):
-                return False
-        return stages[0].peers.alone and len(stages[0].x) <= self._most
+        same = len(self._weights) == sum(len(stage.weights) for stage in stages) and all(
+            map(is_, self._weights, (w for stage in stages for w in stage.weights))
+        )
+        return same and stages[0].peers.alone and len(stages[0].x) <= self._most
 
     def knows_all(self, stages: list[Stage], dtype: torch.dtype) -> bool:
         """Whether all last updates are known, or none, and there are no stage costs; `dtype` is that of the losses."""
@@ -160,18 +161,18 @@ class Stacked:
         for stage, old in zip(stages, self._old.parts, strict=True):
             stage.u, stage.kept = old, True
         roots = [root for stage in stages for root in (stage.state["input_root"], stage.state["output_root"])]
-        for place, root, known in zip(self._root_parts, roots, self._roots, strict=True):
-            if root is not known:
-                Root(root).square_into(place)
+        new = [k for k, (root, known) in enumerate(zip(roots, self._roots, strict=True)) if root is not known]
+        if new:
+            square_into([self._root_parts[k] for k in new], [roots[k] for k in new])
         self._roots = roots
         self._last = None if lasts is None else self._update_of([part for last in lasts for part in last])
 
     def _update_of(self, parts: Parts) -> Update:
         """The one with these parts, or one that has copies of them."""
         for update in self._updates:
-            if all(a is b for a, b in zip(update.flat, parts, strict=True)):
+            if all(map(is_, update.flat, parts)):
                 return update
-        if any(a is b for update in self._updates for a, b in zip(update.flat, parts, strict=True)):
+        if any(any(map(is_, update.flat, parts)) for update in self._updates):
             self._updates = [Update(self._layers, self._x) for _ in range(2)]  # some of them have to stay
         kept = self._updates[0]
         kept.clear()

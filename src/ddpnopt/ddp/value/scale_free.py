@@ -317,8 +317,9 @@ class ScaleFree(Batch):
         found, self._reactions = self._reactions, []
         if not found or self._plan is None:
             return 0.0
-        away, size = torch.stack(found).sub_(self._plan).norm(), self._plan.norm()
-        return float(away / size) / len(found) ** 0.5 if size > 0 else 0.0
+        apart = torch.stack(found).sub_(self._plan)
+        away, size = float(torch.linalg.vector_norm(apart)), float(torch.linalg.vector_norm(self._plan))
+        return away / size / len(found) ** 0.5 if size > 0 else 0.0
 
     def _take(self, fraction: float) -> None:
         """Let all stages take this fraction of the prior."""
