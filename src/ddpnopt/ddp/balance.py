@@ -260,14 +260,14 @@ def _observe_moments(
 def _renew(side: str, a: Tensor, dim: int, factor: float, state: dict[str, Any], name: str) -> float:
     """Compute the root of one side again where it has changed; by how much."""
     found, change = root(state, side, a, a.shape[dim], LOW if side == "output" else FLOOR, POWER, factor)
-    keep_root(found, side, state, name)
+    keep_root(found.kept, side, state, name)
     return change
 
 
-def keep_root(found: Root, side: str, state: dict[str, Any], name: str) -> None:
-    """Keep a root, with other combinations at each look."""
-    found.kept["seed"] = crc32((name + side).encode(), state["balance_looks"])
-    state[side + "_root"] = found.kept
+def keep_root(kept: dict[Any, Any], side: str, state: dict[str, Any], name: str) -> None:
+    """Keep what a `Root` keeps, with other combinations at each look."""
+    kept["seed"] = crc32((name + side).encode(), state["balance_looks"])
+    state[side + "_root"] = kept
 
 
 def _observe_kernel(layer: Layer, x: Tensor, state: dict[str, Any], peers: Peers, name: str, decay: float) -> float:

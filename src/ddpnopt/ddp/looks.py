@@ -1,12 +1,15 @@
 """Looks at several small linear layers at once (`ddp.balance.look`), with one call where each of them takes one.
 
-Alone, two thirds of a look at a layer of some dozen features are the time between calls; the rest are eigenvectors.
+Apart from the eigenvectors such a look is calls alone. So what is a few numbers of each side, its size and the levels
+of its root, is one tensor for all sides.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,89 +20,98 @@ from ddpnopt.ddp.stage import Stage
 from ddpnopt.linear.layer import stacked
 
 
-@dataclass(eq=False)
-class Side:
+class Side(NamedTuple):
     """What a look sees at one side of a layer."""
 
-    stage: Stage
     name: str
+    stage: Stage
+    state: dict[str, Any]  # of the layer
     a: Tensor  # (B, n)
+    square: float  # of all its numbers
     decay: float
-    square: float = 0.0  # of all numbers
-    change: float = 0.0  # of the square of the root
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return self.stage.state
-
-    @property
-    def is_ordinary(self) -> bool:
-        """Whether there are moments that the batch, which is neither zero nor too large, goes into."""
-        info, moments = torch.finfo(self.a.dtype), self.state.get(self.name + "_moments")
-        known = moments is not None and moments.dtype == self.a.dtype and self.name + "_used" in self.state
-        return known and info.tiny * self.a.numel() <= self.square <= info.max
 
 
-def look_at_all(stages: list[Stage]) -> None:
+def look_at_all(stages: list[Stage], norms: Callable[[], tuple[list[float], list[float]]]) -> None:
     """Take inputs and output gradients of layers on (B, n) inputs into their moments, where a look is due.
 
-    One process has the whole batch, and no side has more than DENSE features.
+    One process has the whole batch, and no side has more than DENSE features. `norms` are those of the inputs and of
+    the output gradients.
     """
-    due = [(stage, decay) for stage in stages if (decay := decay_if_due(stage.state)) is not None]
-    if not due:
+    decays = [decay_if_due(stage.state) for stage in stages]
+    if all(decay is None for decay in decays):
         return
-    seen = [(stage, decay, (("input", stage.x), ("output", stage.p_h[0]))) for stage, decay in due]
-    sides = [Side(stage, side, a, decay) for stage, decay, both in seen for side, a in both]
-    for each, norm in zip(sides, stacked(torch._foreach_norm([each.a for each in sides])).tolist(), strict=True):
-        each.square = norm**2
-    ordinary: list[Side] = []
-    for both in zip(sides[::2], sides[1::2], strict=True):
-        if all(each.is_ordinary for each in both):
-            ordinary += both
-        else:
-            stage = both[0].stage
-            take_in(stage.layer, stage.x, stage.p_h[0], stage.state, stage.peers, stage.name, both[0].decay)
-    if ordinary:
-        _observe(ordinary)
-        _renew(ordinary)
-    for ins, out in zip(ordinary[::2], ordinary[1::2], strict=True):
-        ins.state.pop("combined_update", None)
-        plan_next_look(ins.state, max(ins.change, out.change), ins.stage.peers)
-
-
-def _observe(sides: list[Side]) -> None:
-    """`covariance.observe` of each."""
-    for each in sides:
-        a, state, moments = each.a, each.state, each.name + "_moments"
-        share = a.shape[1] * (1 - each.decay) / each.square
-        state[moments] = torch.addmm(state[moments], a.T, a, beta=each.decay, alpha=share)
-        note_scale(state, each.name, each.square / a.numel(), each.decay)
-
-
-def _renew(sides: list[Side]) -> None:
-    """`covariance.root` of each where it has changed."""
-    moments = [each.state[each.name + "_moments"] for each in sides]
-    current = torch._foreach_div(moments, [each.state[each.name + "_weight"] for each in sides])
-    apart = torch._foreach_sub(current, [each.state[each.name + "_used"] for each in sides])
-    changed: list[tuple[Side, Tensor, Tensor]] = []  # with the moments, and the levels to be
-    roots: list[Root] = []
-    for each, C, distance in zip(sides, current, stacked(torch._foreach_norm(apart)).tolist(), strict=True):
-        state, column = each.state, scale(each.state, "input")
-        factor = 1 / column if each.name == "input" else column
-        change = distance / state[each.name + "_norm"]
-        if change <= CHANGED:
-            roots.append(Root(state[each.name + "_root"]).with_factor(factor))
+    info = torch.finfo(stages[0].x.dtype)
+    inputs: list[Side] = []
+    outputs: list[Side] = []
+    for stage, decay, x_norm, p_norm in zip(stages, decays, *norms(), strict=True):
+        if decay is None:
             continue
-        values, Q = torch.linalg.eigh(C)
-        each.change = 2 * abs(POWER) * change
-        changed.append((each, C, values))
-        roots.append(Root({"levels": values, "basis": Q, "factor": factor}))
-    if changed:
-        values = [levels for _, _, levels in changed]
-        for (each, C, _), norm in zip(changed, stacked(torch._foreach_norm(values)).tolist(), strict=True):
-            each.state[each.name + "_used"], each.state[each.name + "_norm"] = C, norm
-        torch._foreach_clamp_min_(values, 0.0)
-        torch._foreach_add_(values, [LOW if each.name == "output" else FLOOR for each, _, _ in changed])
-        torch._foreach_pow_(values, POWER)
-    for each, found in zip(sides, roots, strict=True):
-        keep_root(found, each.name, each.state, each.stage.name)
+        state, x, p = stage.state, stage.x, stage.p_h[0]
+        both = Side("input", stage, state, x, x_norm**2, decay), Side("output", stage, state, p, p_norm**2, decay)
+        if all(_is_ordinary(each, info) for each in both):
+            inputs.append(both[0])
+            outputs.append(both[1])
+        else:
+            take_in(stage.layer, x, p, state, stage.peers, stage.name, decay)
+    if not inputs:
+        return
+    for each in (*inputs, *outputs):
+        _observe(each)
+    changes = _renew([*inputs, *outputs], len(inputs))
+    for one, of_input, of_output in zip(inputs, changes, changes[len(inputs) :], strict=False):
+        one.state.pop("combined_update", None)
+        plan_next_look(one.state, max(of_input, of_output), one.stage.peers)
+
+
+def _is_ordinary(side: Side, info: torch.finfo) -> bool:
+    """Whether there are moments that the batch, which is neither zero nor too large, goes into."""
+    moments = side.state.get(side.name + "_moments")
+    known = moments is not None and moments.dtype == side.a.dtype and side.name + "_used" in side.state
+    return known and info.tiny * side.a.numel() <= side.square <= info.max
+
+
+def _observe(side: Side) -> None:
+    """`covariance.observe` of one side."""
+    name, _, state, a, square, decay = side
+    share = a.shape[1] * (1 - decay) / square
+    state[name + "_moments"] = torch.addmm(state[name + "_moments"], a.T, a, beta=decay, alpha=share)
+    note_scale(state, name, square / a.numel(), decay)
+
+
+def _renew(sides: list[Side], inputs: int) -> list[float]:
+    """`covariance.root` of all sides that have changed, first the inputs; the relative changes of the metric."""
+    current = [side.state[side.name + "_moments"] / side.state[side.name + "_weight"] for side in sides]
+    apart = torch._foreach_sub(current, [side.state[side.name + "_used"] for side in sides])
+    distances = stacked(torch._foreach_norm(apart)).tolist()
+    changes = [distance / side.state[side.name + "_norm"] for side, distance in zip(sides, distances, strict=True)]
+    changed = [k for k, change in enumerate(changes) if change > CHANGED]
+    found = [torch.linalg.eigh(current[k]) for k in changed]
+    levels, norms = _levels([values for values, _ in found], sum(k < inputs for k in changed))
+    for (_, basis), of_root, norm, k in zip(found, levels, norms, changed, strict=True):
+        name, _, state, *_ = sides[k]
+        state[name + "_used"], state[name + "_norm"] = current[k], norm
+        state[name + "_root"] = {"levels": of_root, "basis": basis, "factor": 1.0}
+    for k, (name, stage, state, *_) in enumerate(sides):
+        kept, column = state[name + "_root"], scale(state, "input")
+        factor = 1 / column if k < inputs else column
+        if changes[k] > CHANGED:
+            kept["factor"], changes[k] = factor, 2 * abs(POWER) * changes[k]
+        else:
+            kept, changes[k] = Root(kept).with_factor(factor).kept, 0.0
+        keep_root(kept, name, state, stage.name)
+    return changes
+
+
+def _levels(values: list[Tensor], inputs: int) -> tuple[Sequence[Tensor], list[float]]:
+    """The levels of roots for the eigenvalues of moments, and the norms of these; first the inputs."""
+    if not values:
+        return [], []
+    sizes = [len(each) for each in values]
+    levels = torch.cat(values)
+    numbers = iter(levels.tolist())
+    norms = [math.hypot(*islice(numbers, n)) for n in sizes]
+    levels.clamp_min_(0)
+    of_inputs = sum(sizes[:inputs])
+    levels[:of_inputs].add_(FLOOR)
+    levels[of_inputs:].add_(LOW)
+    return levels.pow_(POWER).split(sizes), norms

@@ -142,8 +142,9 @@ class ScaleFree(Batch):
 
     def backward_together(self, stages: list[Stage], stacked: Stacked) -> None:
         """All stages as one, last to first, none of which has a stage cost."""
-        look_at_all(stages)
         stacked.load(stages, self._priors.last_of(stages))
+        look_at_all(stages, stacked.norms)
+        stacked.take_roots(stages)
         self._grams, effects = stacked.couple()
         self._priors.repeat(effects)
         self._stages, self._stacked = stages, stacked
