@@ -17,7 +17,6 @@ from torch import Tensor
 from ddpnopt.ddp.balance import FLOOR, LOW, POWER, decay_if_due, keep_root, plan_next_look, take_in
 from ddpnopt.ddp.covariance import CHANGED, Root, note_scale, scale
 from ddpnopt.ddp.stage import Stage
-from ddpnopt.linear.layer import stacked
 
 
 class Side(NamedTuple):
@@ -81,9 +80,10 @@ def _observe(side: Side) -> None:
 def _renew(sides: list[Side], inputs: int) -> list[float]:
     """`covariance.root` of all sides that have changed, first the inputs; the relative changes of the metric."""
     current = [side.state[side.name + "_moments"] / side.state[side.name + "_weight"] for side in sides]
-    apart = torch._foreach_sub(current, [side.state[side.name + "_used"] for side in sides])
-    distances = stacked(torch._foreach_norm(apart)).tolist()
-    changes = [distance / side.state[side.name + "_norm"] for side, distance in zip(sides, distances, strict=True)]
+    changes = [
+        float(torch.dist(C, side.state[side.name + "_used"])) / side.state[side.name + "_norm"]
+        for C, side in zip(current, sides, strict=True)
+    ]
     changed = [k for k, change in enumerate(changes) if change > CHANGED]
     found = [torch.linalg.eigh(current[k]) for k in changed]
     levels, norms = _levels([values for values, _ in found], sum(k < inputs for k in changed))
@@ -114,4 +114,4 @@ def _levels(values: list[Tensor], inputs: int) -> tuple[Sequence[Tensor], list[f
     of_inputs = sum(sizes[:inputs])
     levels[:of_inputs].add_(FLOOR)
     levels[of_inputs:].add_(LOW)
-    return levels.pow_(POWER).split(sizes), norms
+    return levels.pow_(POWER).split_with_sizes(sizes), norms
