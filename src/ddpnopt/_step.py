@@ -25,7 +25,6 @@ from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predic
 from ddpnopt.ddp.value import ScaleFree, ValueFunction
 from ddpnopt.errors import StepError
 from ddpnopt.linear.layer import add, in_precision
-from ddpnopt.linear.metric import IDENTITY
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
 from ddpnopt.trace.rescaling import add_shared, penalty
@@ -249,7 +248,7 @@ class Step:
         stacked = self.opt._stacking.of(stages)
         if stacked is None or not stacked.knows_all(stages, value.L.dtype):
             return False
-        self.policies = [(policy, IDENTITY) for policy in value.backward_together(stages, stacked)[::-1]]
+        value.backward_together(stages, stacked)
         return True
 
     def apply(self) -> None:
@@ -258,10 +257,11 @@ class Step:
         assert recording is not None
         if self.rest and not opt.form.scale_free:  # there they follow after the sweep
             opt._parameters.update_open_loop(self.rest)  # not before the backward pass, which uses the old network
-        if self.value is not None and self.value.follow():
+        replay = None if self.planned else partial(self.passes.replay, recording)
+        if self.value is not None and not self.policies:  # all layers are one
+            self.outputs = self.value.update_together(replay)
             return
         log: Log | None = {} if opt.diagnostics else None
-        replay = None if self.planned else partial(self.passes.replay, recording)
         self.outputs = forward_pass(self.stages, self.policies, opt.curvature, replay, self.displacement, log)
         if log is not None:
             self._write_report(log)

@@ -43,17 +43,12 @@ class Root:
             levels, basis, factor = self.kept["levels"], self.kept["basis"], self.kept["factor"]
             if self.dense and times == 2:  # what every step needs, in few calls
                 found = self.kept[2] = basis.new_empty(basis.shape)
-                self.square_into(found)
+                square_into([found], [self.kept])
                 return found
             levels = (levels if times == 1 else levels**times) * factor**times
             found = (basis * levels) @ basis.T if self.dense else [levels[:-1] - levels[-1], levels[-1]]
             self.kept[times] = found
         return found
-
-    def square_into(self, place: Tensor) -> None:
-        """Compute the square of a small matrix there."""
-        half = in_precision(self.kept["basis"] * self.kept["levels"], place.dtype)
-        place.addmm_(half, half.T, beta=0, alpha=self.kept["factor"] ** 2)
 
     def matrix(self, times: int = 1) -> Tensor:
         """The whole matrix, also of a large one."""
@@ -205,6 +200,14 @@ class Root:
         n, r = self.kept["basis"].shape
         squares = self.kept["levels"].square() * self.kept["factor"] ** 2
         return float(squares.mean()) if self.dense else float(squares[:-1].sum() + (n - r) * squares[-1]) / n
+
+
+def square_into(places: list[Tensor], roots: list[dict[Any, Any]]) -> None:
+    """Compute the squares of small roots, as `Root` keeps them, there."""
+    halves = torch._foreach_mul([kept["basis"] for kept in roots], [kept["levels"] for kept in roots])
+    for place, half, kept in zip(places, halves, roots, strict=True):
+        half = in_precision(half, place.dtype)
+        place.addmm_(half, half.T, beta=0, alpha=kept["factor"] ** 2)
 
 
 POWERS = (1, 2, -1)

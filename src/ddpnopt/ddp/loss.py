@@ -39,10 +39,6 @@ class Loss:
         """The targets: like the outputs."""
         return self.targets if isinstance(self.targets, Tensor) else self.targets()
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.target.dtype
-
     def knowing(self, z: Tensor, losses: Tensor, total: float) -> Loss:
         """The same, with the losses at outputs z where they are known already."""
         self._last[:] = [(z, losses, total)]
@@ -127,10 +123,6 @@ class UnknownLoss:
         share = squares / squares.sum().clamp_min(torch.finfo(q.dtype).tiny)
         return cls(z, q, (2 * abs(total) * share).sqrt())
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.q.dtype
-
     def per_sample(self, z: Tensor) -> Tensor:
         """The contribution of each sample to the batch loss: (B,)."""
         if z is self.z:
@@ -161,10 +153,6 @@ class LinearLoss:
     kind: str = "sum of outputs"
     certain: bool = True
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.q.dtype
-
     def per_sample(self, z: Tensor) -> Tensor:
         """The contribution of each sample to the batch loss, above the level: (B,)."""
         return (self.q * z).reshape(len(self.q)) - self.level
@@ -187,8 +175,8 @@ AnyLoss = Loss | UnknownLoss | LinearLoss
 def total_loss(outputs: list[Tensor], found: list[tuple[Tensor, AnyLoss]]) -> float:
     """The batch loss at some outputs, above its minimum; infinite where it is not a number."""
     total = 0.0
-    for z, (_, loss) in zip(outputs, found, strict=True):
-        total += loss.total(in_precision(z, loss.dtype))
+    for z, (recorded, loss) in zip(outputs, found, strict=True):
+        total += loss.total(in_precision(z, recorded.dtype))
     return total if math.isfinite(total) else math.inf
 
 

@@ -6,24 +6,30 @@ bias, 0:
 
     x (T, B, n)    p (T, B, o)    roots (T, n, n), (T, o, o)    weights (T, o, n), (T, o)    updates like weights
 
-A step that is rolled out (`ddp.rollouts`) has its backward pass in this form; then each layer reacts on its own. What
-is kept from step to step are the roots, and two updates: the last one, whose parts in the state of the layers are views
+In a step that is rolled out (`ddp.rollouts`) each layer reacts on its own, with its part of what is stacked. What is
+kept from step to step are the roots, and two updates: the last one, whose parts in the state of the layers are views
 that have to stay as they are until the next one is complete, and the next one, in the place of the one before.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from operator import is_
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ddpnopt.ddp.balance import Mixing
-from ddpnopt.ddp.balanced import OuterProducts
-from ddpnopt.ddp.covariance import DENSE, Root
-from ddpnopt.ddp.stage import COPIED, Stage
+from ddpnopt.ddp.covariance import DENSE, square_into
+from ddpnopt.ddp.stage import COPIED, Displacement, Stage
 from ddpnopt.linear.layer import Layer, Parts
 from ddpnopt.linear.linear import Linear
+
+if TYPE_CHECKING:
+    from ddpnopt.ddp.sweep import Replay
+
+ByStage = Callable[[int, Tensor | None], Tensor]
+"""From c_t of a stage, None for zero, to the weights of the samples in its update."""
 
 WASTED = 2**18  # multiplications with zeros, for each layer: more of them take longer than the calls that are saved
 FEW = 64  # samples: with more of them the cost of a call is negligible
@@ -120,15 +126,15 @@ class Stacked:
         """Whether these are the same layers, on inputs of the same kind."""
         if len(stages) != self.T:
             return False
-        weights = iter(self._weights)
         dtype = self._x.dtype
         for stage, layer in zip(stages, self._layers, strict=True):
             x = stage.x
             if stage.layer is not layer or x.dim() != 2 or x.dtype != dtype or stage.later is not None:
                 return False
-            if any(w is not next(weights) for w in stage.weights):
-                return False
-        return stages[0].peers.alone and len(stages[0].x) <= self._most
+        same = len(self._weights) == sum(len(stage.weights) for stage in stages) and all(
+            map(is_, self._weights, (w for stage in stages for w in stage.weights))
+        )
+        return same and stages[0].peers.alone and len(stages[0].x) <= self._most
 
     def knows_all(self, stages: list[Stage], dtype: torch.dtype) -> bool:
         """Whether all last updates are known, or none, and there are no stage costs; `dtype` is that of the losses."""
@@ -143,7 +149,7 @@ class Stacked:
         )
 
     def load(self, stages: list[Stage], lasts: list[Parts] | None) -> None:
-        """Take in weights and what was recorded, roots that have changed, and the last updates, where they are known.
+        """Take in weights and what was recorded, and the last updates, where they are known.
 
         The stages get copies of their weights.
         """
@@ -154,19 +160,27 @@ class Stacked:
         torch._foreach_copy_([*self._recorded, *self._old.flat], [*recorded, *self._weights])
         for stage, old in zip(stages, self._old.parts, strict=True):
             stage.u, stage.kept = old, True
-        roots = [root for stage in stages for root in (stage.state["input_root"], stage.state["output_root"])]
-        for place, root, known in zip(self._root_parts, roots, self._roots, strict=True):
-            if root is not known:
-                Root(root).square_into(place)
-        self._roots = roots
         self._last = None if lasts is None else self._update_of([part for last in lasts for part in last])
+
+    def norms(self) -> tuple[list[float], list[float]]:
+        """Those of inputs and output gradients."""
+        x, p = (torch.linalg.vector_norm(a.flatten(1), dim=1).tolist() for a in (self._x, self._p))
+        return x, p
+
+    def take_roots(self, stages: list[Stage]) -> None:
+        """Take in the roots that have changed."""
+        roots = [root for stage in stages for root in (stage.state["input_root"], stage.state["output_root"])]
+        new = [k for k, (root, known) in enumerate(zip(roots, self._roots, strict=True)) if root is not known]
+        if new:
+            square_into([self._root_parts[k] for k in new], [roots[k] for k in new])
+        self._roots = roots
 
     def _update_of(self, parts: Parts) -> Update:
         """The one with these parts, or one that has copies of them."""
         for update in self._updates:
-            if all(a is b for a, b in zip(update.flat, parts, strict=True)):
+            if all(map(is_, update.flat, parts)):
                 return update
-        if any(a is b for update in self._updates for a, b in zip(update.flat, parts, strict=True)):
+        if any(any(map(is_, update.flat, parts)) for update in self._updates):
             self._updates = [Update(self._layers, self._x) for _ in range(2)]  # some of them have to stay
         kept = self._updates[0]
         kept.clear()
@@ -187,30 +201,51 @@ class Stacked:
             return K, None
         return K, torch.linalg.vecdot(p, torch.baddbmm(last.columns[1], x, last.columns[0]))
 
-    def gradients(self, stages: list[Stage]) -> list[OuterProducts]:
-        """Those of each layer, which it needs to react to its new input."""
-        found = []
-        for stage, x, p in zip(stages, self._raised_x, self._raised_p, strict=True):
-            o, n = stage.layer.weight_shape
-            stage.balance = Mixing.known(stage.layer, stage.state)
-            assert isinstance(stage.layer, Linear)
-            found.append(OuterProducts(stage.layer, stage.x, stage.p_h[0], (x[:, :n], p[:, :o])))
-        return found
-
     def updates(self, w: Tensor, share: float) -> tuple[list[Parts], list[list[float]]]:
         """share times the last updates + M^-1 P_u w for weights w of the samples, (T, B, 1); the norms of the parts."""
-        new = self._updates[self._last is self._updates[0]]
-        last, share = (new, 0.0) if self._last is None else (self._last, share)  # by 0 nothing of it is read
+        new, last, share = self._next(share)
         p = (self._raised_p * w).mT
         torch.baddbmm(last.weights, p, self._raised_x, beta=share, out=new.weights)
         torch.baddbmm(last.biases, p, self._constant, beta=share, out=new.biases)
         return [list(parts) for parts in new.parts], new.norms()  # the state of a layer may change its list
+
+    def _next(self, share: float) -> tuple[Update, Update, float]:
+        """The place of the next update, the last one, and the share of it: by 0 nothing of it is read."""
+        new = self._updates[self._last is self._updates[0]]
+        return (new, new, 0.0) if self._last is None else (new, self._last, share)
 
     def change(self, stages: list[Stage], updates: list[Parts], norms: list[list[float]]) -> None:
         """weights <- weights - update."""
         for stage, update, of_parts in zip(stages, updates, norms, strict=True):
             stage.changed, stage.update, stage.norms = True, update, of_parts
         torch._foreach_sub_(self._weights, [part for update in updates for part in update])
+
+    def roll_out(
+        self, stages: list[Stage], replay: Replay, displacement: Displacement, solve: ByStage, share: float
+    ) -> list[Tensor]:
+        """Change each layer when its new input is known, with the weights w that it asks for; the new outputs."""
+        new, last, share = self._next(share)
+        stacks = self._raised_x, self._raised_p.mT, last.weights, last.rows[1], new.weights, new.rows[1]
+        parts = list(zip(*(stack.unbind() for stack in stacks), strict=True))
+        x_hats: dict[int, Tensor] = {}  # of layers whose new output is not known yet
+
+        def control(t: int, x_hat: Tensor) -> None:
+            k = self.T - 1 - t
+            stage, update, (x, p, weight, bias, new_weight, new_bias) = stages[k], new.parts[k], parts[k]
+            w, eta = solve(k, displacement.at(stage, x_hat)), stage.eta
+            torch.addmm(weight, p * w, x, beta=share, alpha=eta, out=new_weight)
+            if len(update) > 1:
+                torch.addmv(bias, p, w, beta=share, alpha=eta, out=new_bias)
+            stage.changed, stage.update, x_hats[t] = True, list(update), x_hat
+            torch._foreach_sub_(stage.weights, update)
+
+        def observe(t: int, h_hat: Tensor) -> None:
+            displacement.after(stages[self.T - 1 - t], x_hats.pop(t), h_hat)
+
+        outputs = replay(control, None if displacement.chain else observe)
+        for stage, norms in zip(stages, new.norms(), strict=True):
+            stage.norms = norms
+        return outputs
 
 
 class Stacking:

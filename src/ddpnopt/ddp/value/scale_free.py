@@ -23,16 +23,18 @@ Weight decay and penalties enter m as well (`ddp.value.stage_cost`).
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ddpnopt._distributed import ALONE, Peers
-from ddpnopt.ddp.balance import balanced, look
+from ddpnopt.ddp.balance import balanced
 from ddpnopt.ddp.balanced import Scaled
+from ddpnopt.ddp.looks import look_at_all
 from ddpnopt.ddp.loss import sqrt_curvature
 from ddpnopt.ddp.stacked import Stacked
-from ddpnopt.ddp.stage import Displacement, Policy, Stage
+from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.value import shares
 from ddpnopt.ddp.value.batch import TOGETHER, Batch, Solver, System
@@ -43,6 +45,9 @@ from ddpnopt.ddp.value.stage_cost import CostChange
 from ddpnopt.linear.layer import in_precision, per_sample_dot
 from ddpnopt.linear.metric import IDENTITY, Metric
 from ddpnopt.linear.sample_gradients import Sums
+
+if TYPE_CHECKING:
+    from ddpnopt.ddp.sweep import Replay
 
 DAMPING = 1.0  # relative to the mean diagonal of A
 LEAST_LOSS = 0.01  # of a sample, relative to the mean: one with a gradient and no loss does not block the others
@@ -135,30 +140,31 @@ class ScaleFree(Batch):
         self._priors.add(effects)
         return own, partial(self._weights, system)
 
-    def backward_together(self, stages: list[Stage], stacked: Stacked) -> list[Policy]:
-        """All stages as one, last to first, none of which has a stage cost; without a plan the policy of each."""
-        for stage in stages:
-            look(stage.layer, stage.x, stage.p_h[0], stage.state, stage.peers, stage.name)
+    def backward_together(self, stages: list[Stage], stacked: Stacked) -> None:
+        """All stages as one, last to first, none of which has a stage cost."""
         stacked.load(stages, self._priors.last_of(stages))
+        look_at_all(stages, stacked.norms)
+        stacked.take_roots(stages)
         self._grams, effects = stacked.couple()
         self._priors.repeat(effects)
         self._stages, self._stacked = stages, stacked
-        if self.planned:
-            return []
-        self._systems = [System(None, stage.state, None) for stage in stages]
-        each = zip(stages, stacked.gradients(stages), self._systems, strict=True)
-        return [self._policy(stage, own, partial(self._weights, system)) for stage, own, system in each]
+        if not self.planned:
+            self._systems = [System(None, stage.state, None) for stage in stages]
 
-    def follow(self) -> bool:
-        """Update all layers by the plan, if there is one and they are stacked."""
-        if self._stacked is None or not self.planned:
-            return False
-        assert self._plan is not None
-        assert self._eta is not None
+    def update_together(self, replay: Replay | None) -> list[Tensor] | None:
+        """Update all layers by the plan, or each as it reacts to its new input in the replay; the new outputs."""
+        assert self._stacked is not None
         first = self._stages[0]
         share = first.fraction * first.prior[0][0] if first.prior else 0.0
+        if replay is not None:
+            return self._stacked.roll_out(self._stages, replay, self.displacement, self._weights_at, share)
+        assert self._plan is not None
+        assert self._eta is not None
         self._stacked.change(self._stages, *self._stacked.updates(self._eta * self._plan.unsqueeze(1), share))
-        return True
+        return None
+
+    def _weights_at(self, t: int, c: Tensor | None) -> Tensor:
+        return self._weights(self._systems[t], c)
 
     def _assemble(self, damping: float = DAMPING) -> None:
         """The shares eta of the layers, and with them S and m of all stages."""
@@ -312,8 +318,9 @@ class ScaleFree(Batch):
         found, self._reactions = self._reactions, []
         if not found or self._plan is None:
             return 0.0
-        away, size = torch.stack(found).sub_(self._plan).norm(), self._plan.norm()
-        return float(away / size) / len(found) ** 0.5 if size > 0 else 0.0
+        apart = torch.stack(found).sub_(self._plan)
+        away, size = float(torch.linalg.vector_norm(apart)), float(torch.linalg.vector_norm(self._plan))
+        return away / size / len(found) ** 0.5 if size > 0 else 0.0
 
     def _take(self, fraction: float) -> None:
         """Let all stages take this fraction of the prior."""
