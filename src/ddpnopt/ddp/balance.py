@@ -204,42 +204,30 @@ def _kernel_root(state: dict[str, Any]) -> Root | None:
 
 def look(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers, name: str = "") -> bool:
     """Take x and p into the running profiles where a look at them is due; whether the layer mixes features."""
-    decay = decay_if_due(state)
-    if decay is not None:
-        take_in(layer, x, p, state, peers, name, decay)
     input_dim, output_dim = layer.feature_dims
-    return layer.mixes_features and input_dim is not None and output_dim is not None
-
-
-def decay_if_due(state: dict[str, Any]) -> float | None:
-    """Count a step; what a look at it leaves of the running averages, None where no look is due."""
     steps = state["balance_looks"] = state.get("balance_looks", 0) + 1
     since = steps - state.get("last_look", steps - 1)  # which states of earlier versions do not have
+    mixes = layer.mixes_features and input_dim is not None and output_dim is not None
     if since < state.get("look_every", 1):
-        return None
+        return mixes
     state["last_look"] = steps
     # what was seen long ago counts as little after rare looks as after many
-    return DECAY ** (since if steps <= EVERY_STEP else since / LATER)
-
-
-def take_in(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers, name: str, decay: float) -> None:
-    """Take x and p into the running profiles, whose averages decay by this factor."""
-    input_dim, output_dim = layer.feature_dims
+    decay = DECAY ** (since if steps <= EVERY_STEP else since / LATER)
     change = _observe_kernel(layer, x, state, peers, name, decay) if layer.kernel_places > 1 else 0.0
-    if input_dim is not None and output_dim is not None and layer.mixes_features:
+    if input_dim is not None and output_dim is not None and mixes:
         change = max(change, _observe_moments(x, p, input_dim, output_dim, state, peers, name, decay))
-        plan_next_look(state, change, peers)
+        state["look_every"] = _next_look(steps, state.get("look_every", 1), change, peers)
     else:
         _observe(x, p, input_dim, output_dim, state, peers, decay)
-        state["look_every"] = 1 if state["balance_looks"] < EVERY_STEP else REFRESH
+        state["look_every"] = 1 if steps < EVERY_STEP else REFRESH
+    return mixes
 
 
-def plan_next_look(state: dict[str, Any], change: float, peers: Peers) -> None:
+def _next_look(steps: int, every: int, change: float, peers: Peers) -> int:
     """Steps until the next look, which is to change the metric by STEADY; all processes look at the same steps."""
-    least = 1 if state["balance_looks"] < EVERY_STEP else REFRESH
+    least = 1 if steps < EVERY_STEP else REFRESH
     change = peers.mean(change)  # they may round differently, and have to agree
-    every = int(state.get("look_every", 1) * min(2.0, STEADY / max(change, 1e-9)))
-    state["look_every"] = max(least, min(LONGEST, every))
+    return max(least, min(LONGEST, int(every * min(2.0, STEADY / max(change, 1e-9)))))
 
 
 def _observe_moments(
@@ -260,14 +248,9 @@ def _observe_moments(
 def _renew(side: str, a: Tensor, dim: int, factor: float, state: dict[str, Any], name: str) -> float:
     """Compute the root of one side again where it has changed; by how much."""
     found, change = root(state, side, a, a.shape[dim], LOW if side == "output" else FLOOR, POWER, factor)
-    keep_root(found.kept, side, state, name)
+    found.kept["seed"] = crc32((name + side).encode(), state["balance_looks"])  # other combinations at each look
+    state[side + "_root"] = found.kept
     return change
-
-
-def keep_root(kept: dict[Any, Any], side: str, state: dict[str, Any], name: str) -> None:
-    """Keep what a `Root` keeps, with other combinations at each look."""
-    kept["seed"] = crc32((name + side).encode(), state["balance_looks"])
-    state[side + "_root"] = kept
 
 
 def _observe_kernel(layer: Layer, x: Tensor, state: dict[str, Any], peers: Peers, name: str, decay: float) -> float:

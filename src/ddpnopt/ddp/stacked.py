@@ -149,7 +149,7 @@ class Stacked:
         )
 
     def load(self, stages: list[Stage], lasts: list[Parts] | None) -> None:
-        """Take in weights and what was recorded, and the last updates, where they are known.
+        """Take in weights and what was recorded, roots that have changed, and the last updates, where they are known.
 
         The stages get copies of their weights.
         """
@@ -161,14 +161,6 @@ class Stacked:
         for stage, old in zip(stages, self._old.parts, strict=True):
             stage.u, stage.kept = old, True
         self._last = None if lasts is None else self._update_of([part for last in lasts for part in last])
-
-    def norms(self) -> tuple[list[float], list[float]]:
-        """Those of inputs and output gradients."""
-        x, p = (torch.linalg.vector_norm(a.flatten(1), dim=1).tolist() for a in (self._x, self._p))
-        return x, p
-
-    def take_roots(self, stages: list[Stage]) -> None:
-        """Take in the roots that have changed."""
         roots = [root for stage in stages for root in (stage.state["input_root"], stage.state["output_root"])]
         new = [k for k, (root, known) in enumerate(zip(roots, self._roots, strict=True)) if root is not known]
         if new:

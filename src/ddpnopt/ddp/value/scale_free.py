@@ -29,9 +29,8 @@ import torch
 from torch import Tensor
 
 from ddpnopt._distributed import ALONE, Peers
-from ddpnopt.ddp.balance import balanced
+from ddpnopt.ddp.balance import balanced, look
 from ddpnopt.ddp.balanced import Scaled
-from ddpnopt.ddp.looks import look_at_all
 from ddpnopt.ddp.loss import sqrt_curvature
 from ddpnopt.ddp.stacked import Stacked
 from ddpnopt.ddp.stage import Displacement, Stage
@@ -142,9 +141,9 @@ class ScaleFree(Batch):
 
     def backward_together(self, stages: list[Stage], stacked: Stacked) -> None:
         """All stages as one, last to first, none of which has a stage cost."""
+        for stage in stages:
+            look(stage.layer, stage.x, stage.p_h[0], stage.state, stage.peers, stage.name)
         stacked.load(stages, self._priors.last_of(stages))
-        look_at_all(stages, stacked.norms)
-        stacked.take_roots(stages)
         self._grams, effects = stacked.couple()
         self._priors.repeat(effects)
         self._stages, self._stacked = stages, stacked
