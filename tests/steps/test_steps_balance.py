@@ -133,6 +133,15 @@ def test_moments_are_running_averages_without_bias_towards_the_start() -> None:
     torch.testing.assert_close(found.outputs(torch.eye(3)), expected, rtol=0.1, atol=0.1)  # up to `CHANGED`
 
 
+@pytest.mark.parametrize("places", [DENSE, DENSE + 1])
+def test_the_places_of_a_kernel_are_balanced_unless_there_are_too_many(places: int) -> None:
+    module = nn.Conv1d(2, 3, places)
+    x = torch.randn(B, 2, places + 10)
+    state: dict[str, object] = {}
+    balanced(layer_of(module), x, torch.randn_like(module(x)), state, ALONE)
+    assert ("kernel_root" in state) == (places <= DENSE)
+
+
 def test_silent_features_stay_bounded() -> None:
     layer = layer_of(nn.Linear(4, 3))
     x, p = torch.randn(B, 4), torch.randn(B, 3)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt._distributed import Peers
-from ddpnopt.ddp.covariance import Root, note_scale, observe, root, scale
+from ddpnopt.ddp.covariance import DENSE, Root, note_scale, observe, root, scale
 from ddpnopt.linear.layer import Layer, Parts
 
 DECAY = 0.95  # of the running averages: they cover the first twenty steps, and about the last forty later
@@ -57,7 +57,7 @@ class Balance(ABC):
 
     def of(self, layer: Layer) -> Layer:
         """The layer with the places of its kernel in balanced variables."""
-        return layer if self.kernel_root is None else layer.in_basis(self.kernel_root.matrix())
+        return layer if self.kernel_root is None else layer.in_basis(self.kernel_root.power(1))
 
     def scale_kernel(self, u: Parts, times: int = 1) -> Parts:
         """The part of `scale` that belongs to the places of the kernel."""
@@ -213,7 +213,8 @@ def look(layer: Layer, x: Tensor, p: Tensor, state: dict[str, Any], peers: Peers
     state["last_look"] = steps
     # what was seen long ago counts as little after rare looks as after many
     decay = DECAY ** (since if steps <= EVERY_STEP else since / LATER)
-    change = _observe_kernel(layer, x, state, peers, name, decay) if layer.kernel_places > 1 else 0.0
+    balanced_places = 1 < layer.kernel_places <= DENSE  # products with a larger matrix would take longer than the layer
+    change = _observe_kernel(layer, x, state, peers, name, decay) if balanced_places else 0.0
     if input_dim is not None and output_dim is not None and mixes:
         change = max(change, _observe_moments(x, p, input_dim, output_dim, state, peers, name, decay))
         state["look_every"] = _next_look(steps, state.get("look_every", 1), change, peers)

@@ -50,15 +50,6 @@ class Root:
             self.kept[times] = found
         return found
 
-    def matrix(self, times: int = 1) -> Tensor:
-        """The whole matrix, also of a large one."""
-        found = self.power(times)
-        if self.dense:
-            return found
-        inside, rest = found
-        basis = self.kept["basis"]
-        return ((basis * inside) @ basis.T).add_(torch.diag(rest.expand(len(basis))))
-
     def with_factor(self, factor: float) -> Root:
         """The same with another factor."""
         kept: dict[Any, Any] = {"levels": self.kept["levels"], "basis": self.kept["basis"], "factor": factor}
