@@ -4,8 +4,9 @@
         --methods ddpnopt,adam,$(python benchmarks/ablations.py)
 
 Each function takes a model and returns its optimizer. The constants are set for the duration of a step only, so that
-runs in one process do not disturb each other. `python benchmarks/ablations.py results/ablations/suite.csv` then shows
-which constant is the best choice for the tasks of all families but one, and how it does on the family left out.
+runs in one process do not disturb each other. `python benchmarks/ablations.py results/ablations/suite.csv` then
+compares them with the default, and shows which constant is the best choice for the tasks of all families but one, and
+how it does on the family left out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from torch import nn
@@ -29,6 +31,7 @@ from ddpnopt.linear.linear import Linear
 from ddpnopt.trace.arrivals import Arrivals
 
 Constants = Mapping[tuple[Any, str], Any]
+COUNTS = 0.03  # a difference of scores that counts
 
 
 @contextmanager
@@ -186,30 +189,63 @@ CONSTANTS: tuple[Callable[[nn.Module], DDPNOpt], ...] = (
 )  # fmt: skip
 
 
-def leave_one_family_out(path: Path) -> str:
-    """A Markdown table: the best constant by the mean share of Adam's way over all other families, and how it does."""
-    with path.open() as file:
-        rows = list(csv.DictReader(file))
-    adam = {row["task"]: float(row["mean"]) for row in rows if row["method"] == "adam"}
-    settings = {"ddpnopt", *map(_named, CONSTANTS)}
-    variants = sorted(settings & {row["method"] for row in rows})
-    families = sorted({row["family"] for row in rows})
+class Scores:
+    """Of each variant on each task: the share of tuned Adam's way from chance, between -0.5 and 1.5."""
 
-    def score(variant: str, where: set[str]) -> float:
-        chosen = [row for row in rows if row["method"] == variant and row["family"] in where]
-        chances = [float(row["chance"]) for row in chosen]
-        ways = [(float(r["mean"]) - c) / (adam[r["task"]] - c) for r, c in zip(chosen, chances, strict=True)]
-        return sum(min(max(way, -0.5), 1.5) for way in ways) / max(1, len(ways))
+    def __init__(self, path: Path) -> None:
+        with path.open() as file:
+            rows = list(csv.DictReader(file))
+        self.families = {row["task"]: row["family"] for row in rows}
+        adam = {row["task"]: float(row["mean"]) for row in rows if row["method"] == "adam"}
+        self.found: dict[str, dict[str, float]] = {}
+        for row in rows:
+            chance, mean = float(row["chance"]), float(row["mean"])
+            share = (mean - chance) / (adam[row["task"]] - chance)
+            self.found.setdefault(row["method"], {})[row["task"]] = min(max(share, -0.5), 1.5)
 
+    def mean(self, variant: str, families: set[str]) -> float:
+        found = [score for task, score in self.found[variant].items() if self.families[task] in families]
+        return sum(found) / len(found)
+
+    def known(self, variants: tuple[Callable[[nn.Module], DDPNOpt], ...]) -> list[Callable[[nn.Module], DDPNOpt]]:
+        return [variant for variant in variants if _named(variant) in self.found]
+
+
+def against_the_default(scores: Scores, variants: tuple[Callable[[nn.Module], DDPNOpt], ...]) -> str:
+    """A Markdown table: on how many tasks a variant is better or worse than the default by 3 % of Adam's way."""
+    default, everything = scores.found["ddpnopt"], set(scores.families.values())
+    lines = [
+        "| | what changes | mean score | better on | worse on | median difference |",
+        "| --- | --- |" + " ---: |" * 4,
+    ]
+    lines.append(f"| `DDPNOpt(model)` | | {scores.mean('ddpnopt', everything):.3f} | | | |")
+    for variant in scores.known(variants):
+        own = scores.found[_named(variant)]
+        differences = [own[task] - default[task] for task in default if task in own]
+        better, worse = (sum(sign * each > COUNTS for each in differences) for sign in (1, -1))
+        what = (variant.__doc__ or "").strip().rstrip(".")
+        mean, middle = scores.mean(_named(variant), everything), median(differences)
+        lines.append(f"| `{variant.__name__}` | {what} | {mean:.3f} | {better} | {worse} | {middle:+.3f} |")
+    return "\n".join(lines)
+
+
+def leave_one_family_out(scores: Scores) -> str:
+    """A Markdown table: the best constant by the mean score over all other families, and how it does."""
+    variants = ["ddpnopt", *map(_named, scores.known(CONSTANTS))]
+    families = sorted(set(scores.families.values()))
     lines = [
         "| family left out | best on the others | its score there | on this family | the default here |",
-        "|" + " --- |" * 5,
+        "| --- | --- |" + " ---: |" * 3,
     ]
+    differences = []
     for family in families:
         others = set(families) - {family}
-        best = max(variants, key=lambda variant: score(variant, others))
-        here = (score(best, {family}), score("ddpnopt", {family}))
-        lines.append(f"| {family} | {best} | {score(best, others):.3f} | {here[0]:.3f} | {here[1]:.3f} |")
+        best = max(variants, key=lambda variant: scores.mean(variant, others))
+        here = (scores.mean(best, {family}), scores.mean("ddpnopt", {family}))
+        differences.append(here[0] - here[1])
+        name = "the default" if best == "ddpnopt" else f"`{best.removeprefix('ablations:')}`"
+        lines.append(f"| {family} | {name} | {scores.mean(best, others):.3f} | {here[0]:.3f} | {here[1]:.3f} |")
+    lines.append(f"| mean difference | | | {sum(differences) / len(differences):+.3f} | |")
     return "\n".join(lines)
 
 
@@ -218,4 +254,13 @@ def _named(variant: Callable[[nn.Module], DDPNOpt]) -> str:
 
 
 if __name__ == "__main__":
-    print(leave_one_family_out(Path(sys.argv[1])) if len(sys.argv) > 1 else ",".join(map(_named, PARTS + CONSTANTS)))
+    if len(sys.argv) == 1:
+        print(",".join(map(_named, PARTS + CONSTANTS)))
+    else:
+        scores = Scores(Path(sys.argv[1]))
+        tables = (
+            against_the_default(scores, PARTS),
+            against_the_default(scores, CONSTANTS),
+            leave_one_family_out(scores),
+        )
+        print("\n\n".join(tables))

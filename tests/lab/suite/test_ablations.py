@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,3 +47,27 @@ def test_every_variant_is_listed() -> None:
     own = [f for f in vars(ablations).values() if getattr(f, "__module__", "") == ablations.__name__]
     public = {f for f in own if callable(f) and "model" in getattr(f, "__annotations__", {}) and f.__name__[0] != "_"}
     assert public == set(VARIANTS)
+
+
+def test_constants_are_chosen_on_all_families_but_one(tmp_path: Path) -> None:
+    rows = [
+        "task,family,method,chance,mean",
+        *(f"{task},{family},adam,0,100" for task, family in (("a", "one"), ("b", "two"), ("c", "three"))),
+        *(f"{task},{family},ddpnopt,0,90" for task, family in (("a", "one"), ("b", "two"), ("c", "three"))),
+        "a,one,ablations:half_reach,0,140",
+        "b,two,ablations:half_reach,0,80",
+        "c,three,ablations:half_reach,0,85",
+        "a,one,ablations:no_memory,0,60",
+    ]
+    (tmp_path / "suite.csv").write_text("\n".join(rows))
+    scores = ablations.Scores(tmp_path / "suite.csv")
+    left_out = ablations.leave_one_family_out(scores).splitlines()
+    assert left_out[2:] == [
+        "| one | the default | 0.900 | 0.900 | 0.900 |",
+        "| three | `half_reach` | 1.100 | 0.850 | 0.900 |",
+        "| two | `half_reach` | 1.125 | 0.800 | 0.900 |",
+        "| mean difference | | | -0.050 | |",
+    ]
+    [_, _, _, part] = ablations.against_the_default(scores, ablations.PARTS).splitlines()
+    assert part.startswith("| `no_memory` | Each step starts from zero")
+    assert part.endswith("| 0.600 | 0 | 1 | -0.300 |")
