@@ -118,7 +118,7 @@ def is_chain(opt: DDPNOpt, passes: Passes, recording: Recording) -> bool:
             len(r.uses) > 1 or r.later is not None or isinstance(r.layer, Given) for r in recording.layers
         )
         parts = recording.parts or [recording]
-        first = all(r.layouts[0] is None or part.group > 1 for part in parts for r in part.layers)
+        first = all(r.layouts[0] is None or part.group is not None for part in parts for r in part.layers)
         plain = first and not any(r.recomputed for r in recording.layers)  # a checkpoint recomputes without our hooks
         mixing = plain and not passes.batch_norms  # with samples in dimension 0; the norms mix little
         found = [] if several else passes.paths(recording, mixing=mixing)

@@ -55,6 +55,8 @@ def recognised_losses(
             level = total if total is not None and total > 0 else within_reach(z, q)
             return [(z, UnknownLoss.adding_up_to(level, z, q))]
         z = last.model_layer.output(last.input_in(dtype))
+        if recording.group is not None:
+            z, q = recording.group.apart(z), recording.group.apart(q)
         found = [(z, q, _narrow(last.p_h))]
     elif total:  # the loss at the outputs of the samples is what the others leave; zero: it has no level
         beside = beside_samples(recording)

@@ -45,12 +45,13 @@ def rescale(step: Step, recording: Recording) -> None:
             if share != 1.0:
                 step.losses = [(z, loss.scaled(share)) for z, loss in step.losses]
             step.beside = share * max(0.0, beside_samples(recording))
-            step.sample_losses = per_sample(step.losses)
+            each = per_sample(step.losses)
             step.own_loss = sum(loss.total(z) for z, loss in step.losses) + step.beside
             if form.scale_free and peers is None and all(record.extra is None for record in step.layers):
                 step.inside = not_at_outputs(step.losses, step.own_loss, total, opt._capture, recording)
             if step.beside or step.inside:
-                step.sample_losses = step.sample_losses + (step.beside + step.inside) / recording.batch_size
+                each = each + (step.beside + step.inside) / len(each)
                 step.own_loss += step.inside
+            step.sample_losses = recording.of_rows(each)
     if share != 1.0:
         scale(recording, share)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt, _step
+from ddpnopt.ddp.value import ScaleFree
 from ddpnopt.trace import arrangement
 
 
@@ -76,10 +77,39 @@ def test_a_large_batch_is_one_of_groups_as_samples(make: type[nn.Module], sample
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("samples", [7, 8, 13])
-def test_small_batches_and_prime_numbers_of_samples_are_not_grouped(
-    samples: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def without_biases() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(5, 7, bias=False), nn.Tanh(), nn.Linear(7, 6, bias=False), nn.Tanh(), nn.Linear(6, 3, bias=False)
+    )
+
+
+@pytest.mark.parametrize(("samples", "size"), [(9, 2), (13, 2), (17, 3), (31, 4), (1031, 129)])
+def test_a_last_group_has_the_samples_that_are_left_over(samples: int, size: int) -> None:
+    """As if it were filled up with inputs that are zero, at which a network without biases has no activations."""
+    found = []
+    missing = -samples % size
+    for filled in (False, True):
+        torch.manual_seed(0)
+        model = without_biases()
+        opt = DDPNOpt(model)
+        for _ in range(4):
+            x, y = torch.randn(samples, 5), torch.randint(3, (samples,))
+            opt.zero_grad()
+            if filled:
+                places = torch.cat([x, x.new_zeros(missing, 5)]).view(-1, size, 5)
+                loss = F.cross_entropy(model(places).flatten(0, 1)[:samples], y)
+            else:
+                loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            opt.step(loss=loss)
+            assert opt.report.loss == "cross_entropy"
+        found.append(model)
+    for a, b in zip(found[0].parameters(), found[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("samples", [7, 8])
+def test_small_batches_are_not_grouped(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     usual, _ = trained(Residual, samples, None)
     monkeypatch.setattr(arrangement, "MOST", 1000)
     exact, _ = trained(Residual, samples, None)
@@ -87,41 +117,62 @@ def test_small_batches_and_prime_numbers_of_samples_are_not_grouped(
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("sizes", [(12, 12), (12, 6, 6), (10, 7, 7)], ids=["equal", "unequal", "without a divisor"])
-def test_micro_batches_give_the_step_of_the_whole_batch(
-    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("samples", [24, 25, 29, 31])
+def test_the_joint_system_has_no_more_rows_than_it_may(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    factor = ScaleFree._factor
+
+    def count(self: ScaleFree, A: Tensor) -> Tensor:
+        rows.append(A.shape[-1])
+        return factor(self, A)
+
+    monkeypatch.setattr(ScaleFree, "_factor", count)
+    trained(chain, samples, None)
+    assert set(rows) == {-(-samples // -(-samples // 8))}
+    assert max(rows) <= 8
+
+
+def micro_batches(sizes: tuple[int, ...], order: list[int] | None = None) -> nn.Module:
+    """Three steps on the same samples, in the order given."""
+    torch.manual_seed(0)
     x, y = torch.randn(24, 5), torch.randint(3, (24,))
-    found = []
-    for parts in (sizes, (24,)):
-        if sizes == (10, 7, 7) and parts != sizes:  # micro-batches that have no groups of one size are not grouped
-            monkeypatch.setattr(arrangement, "MOST", 1000)
-        torch.manual_seed(0)
-        model = Residual()
-        opt = DDPNOpt(model)
-        for _ in range(3):
-            opt.zero_grad()
-            for some, labels in zip(x.split(parts), y.split(parts), strict=True):
-                (F.cross_entropy(model(some), labels) * (len(some) / 24)).backward()
-            opt.step()
-        found.append(model)
-    for a, b in zip(found[0].parameters(), found[1].parameters(), strict=True):
+    model = Residual()
+    opt = DDPNOpt(model)
+    x, y = (x, y) if order is None else (x[order], y[order])
+    for _ in range(3):
+        opt.zero_grad()
+        for some, labels in zip(x.split(sizes), y.split(sizes), strict=True):
+            (F.cross_entropy(model(some), labels) * (len(some) / 24)).backward()
+        opt.step()
+    return model
+
+
+@pytest.mark.parametrize("sizes", [(12, 12), (12, 6, 6), (9, 15), (21, 3)])
+def test_micro_batches_give_the_step_of_the_whole_batch(sizes: tuple[int, ...]) -> None:
+    for a, b in zip(micro_batches(sizes).parameters(), micro_batches((24,)).parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
-def test_a_repeated_step_recomputes_the_gradients_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that are refused once, and made again with a quarter of the length."""
+def test_micro_batches_with_samples_left_over_give_the_same_step_in_any_order() -> None:
+    order = [*range(10, 17), *range(10), *range(17, 24)]
+    for a, b in zip(micro_batches((10, 7, 7)).parameters(), micro_batches((7, 10, 7), order).parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("samples", [24, 29])
+def test_a_repeated_step_recomputes_the_gradients_of_groups(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that are made again with the same length are the same."""
+    once, _ = trained(Loose, samples, None)
     accept, calls = _step.accept_length, []
 
     def refuse_first(*args: Any) -> float:
         calls.append(args)
-        return 0.25 if len(calls) % 2 else accept(*args)
+        return 1 - 1e-13 if len(calls) % 2 else accept(*args)
 
     monkeypatch.setattr(_step, "accept_length", refuse_first)
-    flat, opt = trained(Loose, 24, None)
+    again, opt = trained(Loose, samples, None)
     assert opt.report.shortened == 4
-    grouped, _ = trained(Loose, 24, 8)
-    for a, b in zip(flat.parameters(), grouped.parameters(), strict=True):
+    for a, b in zip(once.parameters(), again.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
@@ -139,11 +190,12 @@ class Pictures(nn.Module):
         return self.out(self.body(x).flatten(1)[:, :64] + self.kinds(kind))
 
 
+@pytest.mark.parametrize("samples", [24, 29])
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared_error", "contrastive"])
-def test_pictures_norms_embeddings_and_coupled_losses_train_in_groups(loss: str) -> None:
+def test_pictures_norms_embeddings_and_coupled_losses_train_in_groups(loss: str, samples: int) -> None:
     torch.manual_seed(0)
     model = Pictures()
-    x, kind, y = torch.randn(24, 1, 4, 4), torch.randint(6, (24,)), torch.randint(3, (24,))
+    x, kind, y = torch.randn(samples, 1, 4, 4), torch.randint(6, (samples,)), torch.randint(3, (samples,))
     opt = DDPNOpt(model)
     losses = []
     for _ in range(40):
@@ -155,8 +207,8 @@ def test_pictures_norms_embeddings_and_coupled_losses_train_in_groups(loss: str)
             value = F.mse_loss(z, F.one_hot(y, 3).to(z))
         else:
             z = F.normalize(z, dim=1)
-            same = (y[:, None] == y).to(z) - torch.eye(24)
-            value = -(torch.log_softmax(5 * z @ z.T - 1e3 * torch.eye(24), 1) * same).sum(1).mean()
+            same = (y[:, None] == y).to(z) - torch.eye(samples)
+            value = -(torch.log_softmax(5 * z @ z.T - 1e3 * torch.eye(samples), 1) * same).sum(1).mean()
         value.backward()
         opt.step()
         losses.append(float(value.detach()))
@@ -176,10 +228,11 @@ class Graph(nn.Module):
         return self.out(h + h.mean(0) if self.mixing else h)
 
 
+@pytest.mark.parametrize("samples", [24, 29])
 @pytest.mark.parametrize("mixing", [False, True])
-def test_layers_that_mix_the_samples_are_found_in_groups(mixing: bool) -> None:
+def test_layers_that_mix_the_samples_are_found_in_groups(mixing: bool, samples: int) -> None:
     model = Graph(mixing=mixing)
     opt = DDPNOpt(model)
-    F.cross_entropy(model(torch.randn(24, 5)), torch.randint(3, (24,))).backward()
+    F.cross_entropy(model(torch.randn(samples, 5)), torch.randint(3, (samples,))).backward()
     opt.step()
     assert list(opt._chains.values()) == [not mixing]

@@ -9,7 +9,6 @@ on no sample make values that all samples share: from the next pass on their wei
 from __future__ import annotations
 
 from functools import partial
-from math import gcd
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from ddpnopt.trace.exchange import (
     norms_in_eval,
     selected,
 )
+from ddpnopt.trace.groups import Groups
 from ddpnopt.trace.intercepting import Intercepting
 from ddpnopt.trace.layer_uses import leave
 from ddpnopt.trace.layout import BLOCKS, INTERLEAVED, SECOND, SINGLE, Layout
@@ -232,28 +232,24 @@ class Arrangement:
 def _group(recordings: list[Recording]) -> None:
     """In a large batch, let as few samples as possible that follow each other be places of one, with their losses' sum.
 
-    The joint system then has one row for each group; nothing else changes, and every sample counts in it. Micro-batches
-    have groups of the same size; passes of one backward pass may have the same samples.
+    The joint system then has one row for each group; nothing else changes, and every sample counts in it. The samples
+    that are left over are the last group. Micro-batches have groups of the same size; passes of one backward pass may
+    have the same samples.
     """
     batches = [recording.layers[0].x.shape[0] for recording in recordings]
     of_pass: dict[int, int] = {}
     for recording, batch in zip(recordings, batches, strict=True):
         of_pass[recording.task] = max(batch, of_pass.get(recording.task, 0))
-    least, common = -(-sum(of_pass.values()) // MOST), gcd(*batches)
-    size = next((n for n in range(least, 4 * least) if common % n == 0), 1)
+    size = -(-sum(of_pass.values()) // MOST)
     if size == 1 or any(record.model_layer.recurrent for recording in recordings for record in recording.layers):
         return
     for recording, batch in zip(recordings, batches, strict=True):
-        layout = Layout(BLOCKS, batch // size)
-        recording.group = size
+        recording.group = groups = Groups(size, (batch,))
         for record in recording.layers:
             if isinstance(record.layer, Given):
-                _fold(record, layout)
+                _fold(record, groups.layout)
             else:
-                record.layouts = [layout]
-        for position, output in zip(recording.positions, recording.outputs, strict=True):
-            if output.dim() and len(output) == batch:
-                recording.layouts[position] = layout
+                record.layouts = [groups.layout]
 
 
 def _keeps_second(record: LayerRecord) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ddpnopt.linear.convolution import Conv
@@ -22,6 +23,7 @@ class Layout:
 
     kind: str
     batch: int
+    size: int = 0  # of a block; zero: all are equal, else the last may have less
 
     def fold(self, a: Tensor) -> Tensor:
         """(B, …), with what a sample has several of in dimension 1."""
@@ -30,6 +32,9 @@ class Layout:
         if self.kind == SINGLE:
             return a[None]
         if self.kind == BLOCKS:
+            missing = self.size and self.batch * self.size - len(a)
+            if missing:
+                a = torch.cat([a, a.new_zeros(missing, *a.shape[1:])])
             return a.reshape(self.batch, -1, *a.shape[1:])
         return a.reshape(-1, self.batch, *a.shape[1:]).movedim(1, 0)
 

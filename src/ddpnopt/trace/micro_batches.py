@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt.errors import ModelError
+from ddpnopt.trace.groups import Groups
 from ddpnopt.trace.hooks import Capture
 from ddpnopt.trace.layer_uses import leave_unequal
 from ddpnopt.trace.lockstep import Turn
@@ -30,11 +31,13 @@ def join(recordings: list[Recording]) -> Recording:
     for recording, layers in zip(recordings, leave_unequal([r.layers for r in recordings]), strict=True):
         recording.layers = layers
     _check(recordings)
-    sizes = [r.batch_size for r in recordings]
+    sizes = [r.sample_count for r in recordings]
     joint = Recording(
         first.args, first.kwargs, first.training, first.device, first.rng, first.autocast, first.arrivals,
     )  # fmt: skip
     joint.floating_outputs, joint.positions, joint.parts = first.floating_outputs, first.positions, recordings
+    if first.group is not None:
+        joint.group = Groups(first.group.size, tuple(sizes))
     for records in zip(*(r.layers for r in recordings), strict=True):
         joint.layers.append(_join_records(list(records)))
     for k in range(len(first.outputs)):

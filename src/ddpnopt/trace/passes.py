@@ -35,7 +35,7 @@ def are_linked(recordings: list[Recording]) -> bool:
 
 def may_be_one(recordings: list[Recording]) -> bool:
     """Whether all passes have the same number of samples."""
-    return len({recording.batch_size for recording in recordings}) == 1
+    return len({recording.sample_count for recording in recordings}) == 1
 
 
 def take_same_path(recordings: list[Recording]) -> bool:
@@ -52,6 +52,7 @@ def as_one(recordings: list[Recording]) -> Recording:
     )  # fmt: skip
     one.passes, one.links = recordings, _links(recordings)
     one.serial, one.task, one.second = first.serial, first.task, first.second
+    one.group = first.group
     one.loose_rows = first.loose_rows if len({each.loose_rows for each in recordings}) == 1 else 0
     records: list[LayerRecord] = []
     for recording in recordings:

@@ -19,6 +19,7 @@ from ddpnopt.trace.random_numbers import RandomState
 
 if TYPE_CHECKING:
     from ddpnopt.trace.arrivals import Arrivals
+    from ddpnopt.trace.groups import Groups
     from ddpnopt.trace.loose import Uses
     from ddpnopt.trace.weight_uses import Noted
 
@@ -97,7 +98,7 @@ class Recording:
     loose: Uses | None = None  # the uses of parameters that belong to no layer
     loose_rows = 0  # in how many rows their gradients were computed: one or several for each sample
     second = False  # whether they have met the samples in dimension 1
-    group = 1  # samples that count as one, in a large batch
+    group: Groups | None = None  # samples that count as one, in a large batch
     scalars: list[int] | None = None  # the outputs with a gradient that are one number, once that has been asked
     # known after `finish`
     batch_size = 0
@@ -163,6 +164,15 @@ class Recording:
             return 0  # as many steps as samples
         return first.shape[dim]
 
+    @property
+    def sample_count(self) -> int:
+        """How many samples there are, each by itself; known after `finish`."""
+        return self.batch_size if self.group is None else self.group.samples
+
+    def of_rows(self, a: Tensor) -> Tensor:
+        """What each sample has, or each row already, as sums over the samples that count as one."""
+        return a if self.group is None or len(a) == self.batch_size else self.group.add_up(a)
+
     def add_loose(self) -> None:
         """Give the parameters that belong to no layer the gradients of their uses."""
         if self.loose is None:
@@ -188,7 +198,7 @@ class Recording:
             for k, q in enumerate(self.q)
             if q is not None
             and self.outputs[k].dim() > 0
-            and self.output(k).shape[0] == self.batch_size
+            and self.output(k).shape[0] == self.sample_count
             and self.positions[k] not in linked
         ]
         self.signature = (

@@ -238,7 +238,7 @@ class Playback:
         """The forward pass with a graph; the backward pass must come before the buffers, which norms use, are reset."""
         tape = Tape(recording)
         if self._has_loose(recording):
-            samples = recording.loose_rows or recording.batch_size * recording.group
+            samples = recording.loose_rows or recording.sample_count
             touch, constants = self._touching(tape), self._constants(recording)
             tape.loose = Uses(
                 self._loose, touch, lambda: samples, constants=constants, kept=True, second=recording.second

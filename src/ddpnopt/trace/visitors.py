@@ -139,6 +139,7 @@ class Tape(Visitor):
 
     def __init__(self, recording: Recording) -> None:
         super().__init__(recording)
+        self.recording = recording
         self.layers = [record.model_layer for record in recording.layers]
         self.inputs: list[list[Tensor]] = [[] for _ in self.layers]
         self.hs: list[list[_Output]] = [[] for _ in self.layers]
@@ -207,7 +208,8 @@ class Tape(Visitor):
         rest = [torch.zeros_like(a) if grad is None else grad for a, grad in zip(others, found[len(hs) :], strict=True)]
         through = iter(rest)
         loose = {} if self.loose is None else self.loose.gradients([*rest[len(rest) - len(self.loose.meetings) :]])
-        loose = {p: gradient.reshape(self.samples, -1, p.numel()).sum(1) for p, gradient in loose.items()}  # of groups
+        B, of_rows = self.recording.sample_count, self.recording.of_rows
+        loose = {p: of_rows(gradient.reshape(B, -1, p.numel()).sum(1)) for p, gradient in loose.items()}
         p_h = [
             together(
                 layer.layer,
