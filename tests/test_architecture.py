@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "_losses": [*BASE, "linear", "ddp", "trace"],
     "_penalties": [*BASE, "linear", "ddp", "trace"],
     "_value": [*BASE, "linear", "curvature", "ddp", "trace", "_losses"],
-    "_step_length": [*BASE, "linear", "ddp"],
+    "_step_length": [*BASE, "linear", "ddp", "_losses"],
     "_troubles": BASE,
     "_held": [*BASE, "linear", "trace"],
     "_capture_of": ["trace"],

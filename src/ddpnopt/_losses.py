@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ddpnopt._checks import warn_user
 from ddpnopt.ddp.evidence import is_round, tolerance, within_reach
-from ddpnopt.ddp.loss import AnyLoss, UnknownLoss
+from ddpnopt.ddp.loss import AnyLoss, Loss, UnknownLoss
 from ddpnopt.ddp.recognise import Search, recognise
 from ddpnopt.errors import UncertainLossWarning
 from ddpnopt.linear.given import Given
@@ -106,6 +106,16 @@ def per_sample(losses: Losses) -> Tensor:
     """The contribution of each sample to the batch loss, above its minimum: (B,)."""
     found = [loss.per_sample(z) for z, loss in losses]
     return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+
+
+def rounding(recording: Recording, losses: Losses | None, loss: float) -> float:
+    """How well a batch loss is known: by its own precision, and by that of the outputs it was computed from."""
+    used = [(recording.outputs[k], recording.q[k]) for k in recording.used_outputs]
+    precise = [z.dtype for z, _ in losses or ()] or [z.dtype for z in recording.outputs if z.is_floating_point()]
+    own = max((torch.finfo(dtype).eps for dtype in precise), default=0.0)
+    of_outputs = [torch.finfo(z.dtype).eps * float((z * q).norm()) for z, q in used if q is not None]
+    of_losses = [found.rounding(z) for z, found in losses or () if isinstance(found, Loss)]
+    return own * abs(loss) + sum(of_outputs) + sum(of_losses)
 
 
 def kind_of(losses: Losses) -> str:

@@ -14,7 +14,7 @@ from ddpnopt._collect import OUTSIDE, dead_layers, is_chain, one_recording, ran_
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
 from ddpnopt._losses import Losses, are_certain
 from ddpnopt._rescale import rescale
-from ddpnopt._step_length import accept_length, choose_fraction, keep_update, take_back_if_wrong
+from ddpnopt._step_length import accept_length, choose_fraction, is_beyond_precision, keep_update, take_back_if_wrong
 from ddpnopt._troubles import DEAD_EVERY
 from ddpnopt._value import Passes
 from ddpnopt.ddp.loss import total_loss
@@ -61,6 +61,7 @@ class Step:
         self.policies: Policies = []
         self.value: ScaleFree | None = None  # of a step without a learning rate
         self.planned = False  # whether the step follows its plan, without a forward sweep
+        self.unjudged = False  # whether it does so in a forward sweep, after which the loss would show no difference
         self.displacement: Displacement
         self.outputs: list[Tensor] | None = None  # of the network with the new weights
         self.fraction = 1.0  # of each sample's loss that the sweep asks to remove
@@ -284,7 +285,8 @@ class Step:
 
     def accept(self) -> bool:
         """Whether the loss of the same batch has not increased, where that can be judged."""
-        judged = self.loss_before is not None and not self.planned
+        self.unjudged = not self.planned and is_beyond_precision(self)
+        judged = self.loss_before is not None and not self.planned and not self.unjudged
         loss = self._batch_loss(self.outputs) if judged else None
         after = None if loss is None else self._total(loss)
         if self.evidence is not None:

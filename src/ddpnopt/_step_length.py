@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpnopt._checks import ADVICE, not_finite
+from ddpnopt._losses import rounding
 from ddpnopt.ddp.step_length import REACH, RESOLUTION, SHRINK, Evidence
 from ddpnopt.ddp.value import ScaleFree
 from ddpnopt.linear.layer import spectral_norm, stacked
@@ -48,6 +49,18 @@ def choose_fraction(step: Step, value: ScaleFree, shorter: float) -> None:
     value.ask(step.fraction)
 
 
+def is_beyond_precision(step: Step) -> bool:
+    """Whether the decrease that a step promises is none that the loss could show: its comparison would be noise."""
+    found = step.evidence
+    return found is not None and 0 < step.fraction * found.own * found.loss <= _rounding(step)
+
+
+def _rounding(step: Step) -> float:
+    """Differences of the batch loss up to here are rounding errors; several processes would have to agree on it."""
+    assert step.recording is not None
+    return rounding(step.recording, step.losses, step.loss_before or 0.0) if step.peers.alone else 0.0
+
+
 def accept_length(step: Step, found: Evidence, after: float | None) -> float:
     """By what to shorten the step, which then is made again; 1 if it is kept.
 
@@ -77,7 +90,7 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
             return longer
     if found.loss > 0:
         error = length.error(found, step.fraction, change)
-        planned = step.planned and step.loss_before is not None
+        planned = (step.planned or step.unjudged) and step.loss_before is not None
         length.learn(found, step.asked, step.fraction, change, planned=planned, steps=1 + rollouts.planned)
         if not step.planned and step.value is not None:
             rollouts.observe(step.asked, step.value.reaction(), error, length.kappa)
@@ -179,7 +192,7 @@ def _is_cleared(step: Step) -> bool:
     finally:
         for (p, _), weight in zip(parts, weights, strict=True):
             p.detach().copy_(weight)
-    return before is not None and step._total(now) <= (1 + TOLERATED) * step._total(before)
+    return before is not None and step._total(now) <= (1 + TOLERATED) * step._total(before) + _rounding(step)
 
 
 def _last_updates(opt: DDPNOpt) -> Iterator[tuple[dict[str, Any], list[nn.Parameter], list[Tensor]]]:

@@ -81,6 +81,13 @@ class Loss:
             places = self.weight * (z - self.target).square()
         return places.flatten(1).sum(1) if places.dim() > 1 else places
 
+    def rounding(self, z: Tensor) -> float:
+        """How exactly logarithms and exponentials at outputs z give the loss; squares are as exact as the outputs."""
+        if self.kind == "squared_error":
+            return 0.0
+        places = 1 + (z.amax(self.dim) if self.kind == "cross_entropy" else z).abs() / self.temperature
+        return torch.finfo(z.dtype).eps * float((self.weight * places).norm())
+
     def minimum(self) -> float:
         """What the user's loss has at best, where `per_sample` is measured from it: the entropy of soft targets."""
         has_entropy = self.soft if self.kind == "binary_cross_entropy" else self.kind == "cross_entropy"
