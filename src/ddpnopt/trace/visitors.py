@@ -207,7 +207,11 @@ class Tape(Visitor):
         rest = [torch.zeros_like(a) if grad is None else grad for a, grad in zip(others, found[len(hs) :], strict=True)]
         through = iter(rest)
         loose = {} if self.loose is None else self.loose.gradients([*rest[len(rest) - len(self.loose.meetings) :]])
-        loose = {p: gradient.reshape(self.samples, -1, p.numel()).sum(1) for p, gradient in loose.items()}  # of groups
+        folded = {record.model_layer.weight: record.folded for record in self.records if record.folded is not None}
+        loose = {  # of groups, or of the rows of each sample
+            p: folded[p].sums(gradient) if p in folded else gradient.reshape(self.samples, -1, p.numel()).sum(1)
+            for p, gradient in loose.items()
+        }
         p_h = [
             together(
                 layer.layer,
