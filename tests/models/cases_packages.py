@@ -154,7 +154,7 @@ def gin() -> Trial:
 
 
 class PooledNet(nn.Module):
-    """Two layers on nodes, the mean over the nodes of each graph, and a layer on graphs; reads a batch as one object."""
+    """Two layers on nodes, the mean over those of each graph, and a layer on graphs; reads a batch as one object."""
 
     def __init__(self, kind: Any, **options: Any) -> None:
         super().__init__()
