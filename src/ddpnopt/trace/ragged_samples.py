@@ -71,7 +71,8 @@ class RaggedSamples:
         if found is None:
             found = self._asked(recording, path, batch, inputs)
         if found is None:
-            self._without.add(path)
+            if path not in self._known:
+                self._without.add(path)
             return False
         _apply(recording, found, batch)
         return True
@@ -82,16 +83,18 @@ class RaggedSamples:
         if known is None:
             return None
         found: list[Tensor | None] = []
+        read: dict[tuple[Known, int], Tensor | None] = {}  # by source and number of rows
         nodes: Tensor | None = None
         for record in recording.layers:
             if isinstance(record.layer, Given):
                 found.append(None)
                 continue
-            source, rows, sample = known.get((record.name, record.uses[0])), len(record.x), None
-            if source == EACH_ITS_OWN and rows == batch:
-                sample = torch.arange(batch, device=record.x.device)
-            elif source is not None and 0 <= source[0] < len(inputs):
-                sample = dict(told(inputs[source[0]], rows, batch, nodes)).get(source[1])
+            source, rows = known.get((record.name, record.uses[0])), len(record.x)
+            if source is None:
+                return None
+            if (source, rows) not in read:
+                read[source, rows] = _read(source, rows, batch, inputs, nodes)
+            sample = read[source, rows]
             if sample is None:
                 return None
             nodes = sample if nodes is None else nodes
@@ -183,6 +186,14 @@ def _tensors(recording: Recording) -> list[Tensor]:
         if callable(as_dict):
             found += [t for t in leaves(as_dict()) if isinstance(t, Tensor)]
     return found
+
+
+def _read(source: Known, rows: int, batch: int, inputs: list[Tensor], nodes: Tensor | None) -> Tensor | None:
+    """The samples of so many rows by what has told them before; None where it does not."""
+    at, how = source
+    if source == EACH_ITS_OWN:
+        return torch.arange(batch) if rows == batch else None
+    return dict(told(inputs[at], rows, batch, nodes)).get(how) if at < len(inputs) else None
 
 
 def _source(sample: Tensor, inputs: list[Tensor], batch: int, nodes: Tensor | None) -> tuple[Known | None, Tensor]:
