@@ -44,8 +44,7 @@ class Arrangement:
 
     def __init__(self, playback: Intercepting, batch_dim: int | None, *, allowed: bool) -> None:
         self.playback, self.batch_dim, self.allowed = playback, batch_dim, allowed
-        # dimension of the inputs, kinds, and whether they explain all layers and outputs
-        self._known: dict[tuple[object, ...], tuple[int, Kinds, bool]] = {}
+        self._known: dict[tuple[object, ...], tuple[int, Kinds, bool]] = {}  # as of `_find`
         self._ragged = RaggedSamples(playback)
         self.left: set[str] = set()  # layers whose samples could not be found
         self.groups = False  # whether a large batch may be taken in groups
@@ -53,8 +52,7 @@ class Arrangement:
     def __call__(self, recordings: list[Recording]) -> None:
         """Write the layouts into recordings, and leave the layers without one to the base optimizer."""
         usual = [self._arrange(recording) for recording in recordings]
-        if len(recordings) > 1:
-            with_equal_places(recordings)
+        with_equal_places(recordings)
         if self.groups and all(usual):
             _group(recordings)
 
@@ -77,8 +75,10 @@ class Arrangement:
         if usual and told:
             return True
         sample = _first_input(recording)
+        if not usual and self._ragged.is_likely(recording, sample) and self._ragged(recording):
+            return False
         if sample is None:
-            if not (usual or self._ragged(recording)) and not equal:
+            if not equal:
                 self._leave_minority(recording)
             return False
         key = tuple((r.name, r.x.dim(), len(r.x) == len(sample)) for r in records), sample.dim(), equal
@@ -93,6 +93,7 @@ class Arrangement:
         return False
 
     def _find(self, recording: Recording, sample: Tensor) -> tuple[int, Kinds, bool]:
+        """The dimension of the inputs, the kinds, and whether they explain all layers and outputs."""
         found: dict[int, tuple[Kinds, int]] = {}
         dims = (0, 1) if self.batch_dim is None else (self.batch_dim,)
         for dim in dims:

@@ -61,6 +61,10 @@ class RaggedSamples:
         """Whether an earlier pass on this path had such samples."""
         return bool(self._known) and _path(recording) in self._known
 
+    def is_likely(self, recording: Recording, sample: Tensor | None) -> bool:
+        """Whether the outputs have another number of rows than the first input has, if there is one."""
+        return sample is None or _samples_of_outputs(recording) not in sample.shape[:2]
+
     def __call__(self, recording: Recording) -> bool:
         """Write the layouts into a recording, if all of its layers have rows that belong to one sample each."""
         path, batch = _path(recording), _samples_of_outputs(recording)
@@ -249,6 +253,8 @@ def _fold(record: LayerRecord, layouts: dict[int, Layout | None], batch: int) ->
 
 def with_equal_places(recordings: list[Recording]) -> None:
     """Let each layer have as many places in all of them, so that they can be joined."""
+    if len(recordings) < 2:
+        return
     most: dict[tuple[str, int], int] = {}
     found = [
         ((record.name, record.uses[0]), layout.rows)
