@@ -36,9 +36,6 @@ class Graphs:
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.x, self.links, self.graph
 
-    def to_dict(self) -> dict[str, Tensor]:
-        return {"x": self.x, "links": self.links, "graph": self.graph}
-
 
 def graphs(sizes: list[int] | None = None, *, shuffled: bool = False) -> Graphs:
     sizes = [3, 1, 5, 2, 4] if sizes is None else sizes
@@ -79,6 +76,13 @@ class OfObject(Network):
 
     def forward(self, data: Graphs) -> Tensor:  # type: ignore[override]
         return super().forward(data.x, data.links, data.graph)
+
+
+class Numbered(Network):
+    """Its graphs have numbers of their own, which tell nothing of their place in the outputs."""
+
+    def forward(self, x: Tensor, links: Tensor, graph: Tensor) -> Tensor:
+        return super().forward(x, links, graph - 7)
 
 
 class Tokens(nn.Module):
@@ -161,6 +165,13 @@ def test_nodes_of_which_there_are_as_many_as_graphs_or_a_multiple_are_not_mistak
 
 def test_graphs_in_an_object_have_feedback() -> None:
     check(OfObject(), (graphs(),), (graphs([1, 2, 6, 1, 3]),))
+
+
+def test_where_no_input_tells_the_samples_each_batch_is_asked() -> None:
+    batches = [graphs(sizes, shuffled=True) for sizes in (None, [1, 2, 6, 1, 3])]
+    for data in batches:
+        data.graph += 7
+    check(Numbered(edges=True), *[data.inputs() for data in batches])
 
 
 @pytest.mark.parametrize("how", ["lengths", "starts", "bounds"])
@@ -263,6 +274,39 @@ def test_nodes_that_several_graphs_read_are_left_as_they_are() -> None:
     assert not opt._capture.arrangement._ragged._known
 
 
+class Chosen(Network):
+    """A layer reads the nodes that it likes alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score, self.more = nn.Linear(5, 1), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor, links: Tensor, graph: Tensor) -> Tensor:
+        h = torch.tanh(self.b(torch.tanh(self.a(x))))
+        score = self.score(h).sigmoid()
+        liked = (score[:, 0] > score.median()).nonzero()[:, 0]
+        h = h.index_add(0, liked, torch.tanh(self.more(h[liked])) * score[liked])
+        out: Tensor = self.head(pooled(h, graph, int(graph.max()) + 1))
+        return out
+
+
+@pytest.mark.filterwarnings("ignore::ddpnopt.OpenLoopWarning")
+def test_a_layer_that_may_read_other_rows_after_a_step_is_left_and_the_others_take_part() -> None:
+    model = Chosen()
+    opt = DDPNOpt(model)
+    losses = []
+    for _ in range(20):
+        torch.manual_seed(0)
+        data = graphs([3, 1, 5, 2, 6])
+        loss = F.cross_entropy(model(*data.inputs()), torch.arange(B) % 3)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+        assert opt.report.open_loop == ["more.weight", "more.bias"]
+    assert losses[-1] < 0.2 * losses[0]
+
+
 @pytest.mark.parametrize("batch", [1, 2, 16, 17, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gradients_tell_the_sample_of_each_row_and_rows_folded_are_all_there(batch: int, dtype: torch.dtype) -> None:
@@ -280,6 +324,8 @@ def test_gradients_tell_the_sample_of_each_row_and_rows_folded_are_all_there(bat
     torch.testing.assert_close(folded.sum(1), rows.sums(g))
     assert torch.equal(folded[sample, rows.place], g)
     assert int((folded != 0).any(2).sum()) == len(sample) - 1
+    for other in (g[:-1], torch.cat([g, g])):  # of a replay in which the model has chosen other rows
+        assert rows.fold(other).shape == folded.shape
 
 
 def test_a_row_that_two_samples_read_has_no_sample() -> None:

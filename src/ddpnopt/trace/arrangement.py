@@ -27,7 +27,7 @@ from ddpnopt.trace.exchange import (
     selected,
 )
 from ddpnopt.trace.intercepting import Intercepting
-from ddpnopt.trace.layer_uses import leave
+from ddpnopt.trace.layer_uses import leave, leave_input
 from ddpnopt.trace.layout import BLOCKS, INTERLEAVED, SECOND, SINGLE, Layout
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.ragged_samples import RaggedSamples, with_equal_places
@@ -45,8 +45,8 @@ class Arrangement:
     def __init__(self, playback: Intercepting, batch_dim: int | None, *, allowed: bool) -> None:
         self.playback, self.batch_dim, self.allowed = playback, batch_dim, allowed
         self._known: dict[tuple[object, ...], tuple[int, Kinds, bool]] = {}  # as of `_find`
-        self._ragged = RaggedSamples(playback)
         self.left: set[str] = set()  # layers whose samples could not be found
+        self._ragged = RaggedSamples(playback, self.left)
         self.groups = False  # whether a large batch may be taken in groups
 
     def __call__(self, recordings: list[Recording]) -> None:
@@ -194,9 +194,7 @@ class Arrangement:
             kept.append(record)
         partly = {record.name for record in gone}  # all uses of a layer are left, or none
         for record in [*gone, *(record for record in kept if record.name in partly)]:
-            record.x, record.layouts = record.model_layer.state_of(record.x), [None]
-            record.x_version = record.x._version
-            leave(record)
+            leave_input(record)
         seconds = [record for record in kept if record.layouts[0] is not None and record.layouts[0].kind == SECOND]
         firsts = [record for record in kept if record.layouts[0] is None and _keeps_second(record)]
         self.playback.have_in_second(dim if len(seconds) > len(firsts) else None)

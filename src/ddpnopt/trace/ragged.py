@@ -41,6 +41,8 @@ class Rows:
 
     def fold(self, a: Tensor) -> Tensor:
         """(N, …) -> (B, places, …), zero in the empty ones."""
+        if len(a) != len(self.sample):  # a model that has chosen other rows this time
+            a = torch.cat([a[: len(self.sample)], a.new_zeros(max(0, len(self.sample) - len(a)), *a.shape[1:])])
         found = a.new_zeros(self.batch * self.places, *a.shape[1:])
         found = found.index_put((self.sample * self.places + self.place,), a)
         return found.view(self.batch, self.places, *a.shape[1:])

@@ -2,6 +2,8 @@
 
 The forward pass runs once more, with a graph, and the gradients of its outputs tell which rows each sample reads. Where
 an input says the same (the index of a batch of graphs, bounds of sequences), later batches are arranged by that alone.
+Rows of which no input has as many, such as those that are sent to an expert, may be others once the weights have
+changed: a layer with such rows is left to the base optimizer.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ddpnopt.linear.given import Given
 from ddpnopt.trace.exchange import norms_in_eval
-from ddpnopt.trace.layer_uses import leave
+from ddpnopt.trace.layer_uses import leave, leave_input
 from ddpnopt.trace.layout import RAGGED, Layout
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.ragged import Known, Rows, agreeing, factors, filled, samples_of, told
@@ -24,6 +26,7 @@ from ddpnopt.trace.sources import source_of
 from ddpnopt.trace.visitors import Visitor
 
 EACH_ITS_OWN: Known = -1, "each its own"  # row i is sample i
+CHOSEN: Known = -1, "chosen"  # by the model
 Path = tuple[Any, ...]
 
 
@@ -52,8 +55,8 @@ class Outputs(Visitor):
 class RaggedSamples:
     """What is known of the paths on which samples have unequal numbers of rows."""
 
-    def __init__(self, playback: Playback) -> None:
-        self.playback = playback
+    def __init__(self, playback: Playback, left: set[str]) -> None:
+        self.playback, self.left = playback, left  # names of layers without samples are added there
         self._known: dict[Path, dict[tuple[str, int], Known | None]] = {}  # None: each pass is to be asked
         self._without: set[Path] = set()  # paths that are of another kind
 
@@ -78,7 +81,7 @@ class RaggedSamples:
             if path not in self._known:
                 self._without.add(path)
             return False
-        _apply(recording, found, batch)
+        self.left |= _apply(recording, found, batch)
         return True
 
     def _told(self, recording: Recording, path: Path, batch: int, inputs: list[Tensor]) -> list[Tensor | None] | None:
@@ -96,6 +99,9 @@ class RaggedSamples:
             source, rows = known.get((record.name, record.uses[0])), len(record.x)
             if source is None:
                 return None
+            if source == CHOSEN:
+                found.append(None)
+                continue
             if (source, rows) not in read:
                 read[source, rows] = _read(source, rows, batch, inputs, nodes)
             sample = read[source, rows]
@@ -127,16 +133,24 @@ class RaggedSamples:
             of_rows[rows] = sample if together is None else together
         if not any(bool((sample >= 0).any()) for sample in of_rows.values()):
             return None
-        known, found, nodes = self._known.setdefault(path, {}), list[Tensor | None](), None
+        known, found, nodes = dict(self._known.get(path, {})), list[Tensor | None](), None
+        sizes = {batch, *(n for t in inputs for n in t.shape[:2])}
         for record, own in zip(recording.layers, read, strict=True):
             if own is None:
                 found.append(None)
                 continue
             together = agreeing(own, of_rows[len(own)])
             key, sample = _source(own if together is None else together, inputs, batch, nodes)
+            if key is None and len(own) not in sizes:
+                known[record.name, record.uses[0]] = CHOSEN
+                found.append(None)
+                continue
             known[record.name, record.uses[0]] = key
             nodes = sample if nodes is None else nodes
             found.append(sample)
+        if all(source in (EACH_ITS_OWN, CHOSEN) for source in known.values()):
+            return None
+        self._known[path] = known
         return found
 
     def _gradients(self, recording: Recording, batch: int) -> list[list[Tensor] | None] | None:
@@ -183,12 +197,14 @@ def _samples_of_outputs(recording: Recording) -> int | None:
 
 
 def _tensors(recording: Recording) -> list[Tensor]:
-    """The inputs, and those in objects that have them as a dict, as batches of graphs do."""
+    """The inputs, and those in objects, as batches of graphs are."""
     found = list(recording.inputs)
     for each in leaves((recording.args, recording.kwargs)):
-        as_dict = None if isinstance(each, (Tensor, type)) else getattr(each, "to_dict", None)
-        if callable(as_dict):
-            found += [t for t in leaves(as_dict()) if isinstance(t, Tensor)]
+        if isinstance(each, (Tensor, type)):
+            continue
+        as_dict = getattr(each, "to_dict", None)
+        inside = as_dict() if callable(as_dict) else dict(getattr(each, "__dict__", {}))
+        found += [t for t in leaves(inside) if isinstance(t, Tensor)]
     return found
 
 
@@ -216,13 +232,15 @@ def _source(sample: Tensor, inputs: list[Tensor], batch: int, nodes: Tensor | No
     return None, filled(sample)
 
 
-def _apply(recording: Recording, found: list[Tensor | None], batch: int) -> None:
+def _apply(recording: Recording, found: list[Tensor | None], batch: int) -> set[str]:
+    """Write the layouts; returns the layers that are left because one of their uses has no samples."""
     layouts: dict[int, Layout | None] = {}  # by number of rows
     samples: dict[int, Tensor] = {}
     several: set[int] = set()  # numbers of rows that belong to other samples at other layers
-    kept: list[LayerRecord] = []
-    for record, sample in zip(recording.layers, found, strict=True):
-        if sample is None:
+    both = list(zip(recording.layers, found, strict=True))
+    without = {record.name for record, sample in both if sample is None and not isinstance(record.layer, Given)}
+    for record, sample in both:
+        if sample is None or record.name in without:
             continue
         rows = len(sample)
         if rows not in samples or not torch.equal(samples[rows], sample):
@@ -231,12 +249,16 @@ def _apply(recording: Recording, found: list[Tensor | None], batch: int) -> None
             samples[rows] = sample
             layouts[rows] = None if own else Layout(RAGGED, batch, Rows(sample, batch))
         record.layouts = [layouts[rows]]
-    for record, sample in zip(recording.layers, found, strict=True):
-        if sample is None and not _fold(record, {n: x for n, x in layouts.items() if n not in several}, batch):
+    layouts = {rows: layout for rows, layout in layouts.items() if rows not in several}
+    recording.layers = []
+    for record, _ in both:
+        if record.name in without:
+            leave_input(record)
+        elif isinstance(record.layer, Given) and not _fold(record, layouts, batch):
             leave(record)
-            continue
-        kept.append(record)
-    recording.layers = kept
+        else:
+            recording.layers.append(record)
+    return without & {record.name for record, _ in both if record.model_layer.required}
 
 
 def _fold(record: LayerRecord, layouts: dict[int, Layout | None], batch: int) -> bool:
