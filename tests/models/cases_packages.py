@@ -129,13 +129,12 @@ class GraphClassifier(nn.Module):
         return out
 
 
-@case("GIN, batches of small graphs", GRAPHS, needs=("torch_geometric",))
-def gin() -> Trial:
+def batches_of_graphs() -> list[tuple[Any, ...]]:
+    """Three batches of twelve rings of 4 to 8 nodes; the class shifts the features of all nodes."""
     from torch_geometric.data import Batch, Data
 
-    model = GraphClassifier()
     patterns = torch.randn(3, 8)
-    batches = []
+    batches: list[tuple[Any, ...]] = []
     for _ in range(3):
         graphs = []
         for k in range(12):
@@ -143,4 +142,47 @@ def gin() -> Trial:
             edges = torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])
             graphs.append(Data(x=patterns[k % 3] * 0.3 + torch.randn(n, 8), edge_index=edges, y=torch.tensor([k % 3])))
         batches.append((Batch.from_data_list(graphs),))
-    return Trial(model, lambda data: F.cross_entropy(model(data.x, data.edge_index, data.batch), data.y), batches)
+    return batches
+
+
+@case("GIN, batches of small graphs", GRAPHS, needs=("torch_geometric",))
+def gin() -> Trial:
+    model = GraphClassifier()
+    return Trial(
+        model, lambda data: F.cross_entropy(model(data.x, data.edge_index, data.batch), data.y), batches_of_graphs()
+    )
+
+
+class PooledNet(nn.Module):
+    """Two layers on nodes, the mean over those of each graph, and a layer on graphs; reads a batch as one object."""
+
+    def __init__(self, kind: Any, **options: Any) -> None:
+        super().__init__()
+        self.first = kind(8, 16, **options)
+        self.second = kind(16 * options.get("heads", 1), 16)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, data: Any) -> Tensor:
+        from torch_geometric.nn import global_mean_pool
+
+        h = self.second(self.first(data.x, data.edge_index).relu(), data.edge_index).relu()
+        out: Tensor = self.head(global_mean_pool(h, data.batch))
+        return out
+
+
+def on_batches(model: nn.Module) -> Trial:
+    return Trial(model, lambda data: F.cross_entropy(model(data), data.y), batches_of_graphs())
+
+
+@case("GCN, batches of small graphs", GRAPHS, needs=("torch_geometric",))
+def gcn_batches() -> Trial:
+    from torch_geometric.nn import GCNConv
+
+    return on_batches(PooledNet(GCNConv))
+
+
+@case("GATv2, batches of small graphs", GRAPHS, needs=("torch_geometric",))
+def gatv2_batches() -> Trial:
+    from torch_geometric.nn import GATv2Conv
+
+    return on_batches(PooledNet(GATv2Conv, heads=2))

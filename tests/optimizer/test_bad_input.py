@@ -38,7 +38,7 @@ def test_a_model_without_a_supported_layer_is_told_what_is_needed(model: nn.Modu
 
 
 def test_a_model_of_unsupported_layers_is_trained_all_the_same() -> None:
-    model = nn.Sequential(nn.EmbeddingBag(4, 3), nn.PReLU())
+    model = nn.Sequential(nn.EmbeddingBag(4, 3, mode="max"), nn.PReLU())
     opt = DDPNOpt(model)
     ids = torch.arange(12).view(4, 3) % 4
     losses = []

@@ -154,7 +154,7 @@ class Spectral(nn.Module):
 
 
 class Bags(nn.Module):
-    """A sparse embedding with feedback, and one that has none."""
+    """Sparse embeddings, one of single ids and one of bags."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -27,9 +27,10 @@ from ddpnopt.trace.exchange import (
 )
 from ddpnopt.trace.groups import Groups
 from ddpnopt.trace.intercepting import Intercepting
-from ddpnopt.trace.layer_uses import leave
+from ddpnopt.trace.layer_uses import leave, leave_input
 from ddpnopt.trace.layout import BLOCKS, INTERLEAVED, SECOND, SINGLE, Layout
 from ddpnopt.trace.model_layers import ModelLayer
+from ddpnopt.trace.ragged_samples import RaggedSamples, with_equal_places
 from ddpnopt.trace.recording import LayerRecord, Recording
 
 MOST = 256  # rows of the joint system: up to here its algebra is cheap compared with the passes
@@ -43,13 +44,15 @@ class Arrangement:
 
     def __init__(self, playback: Intercepting, batch_dim: int | None, *, allowed: bool) -> None:
         self.playback, self.batch_dim, self.allowed = playback, batch_dim, allowed
-        self._known: dict[tuple[object, ...], tuple[int, Kinds]] = {}  # dimension of the inputs, and kinds
+        self._known: dict[tuple[object, ...], tuple[int, Kinds, bool]] = {}  # as of `_find`
         self.left: set[str] = set()  # layers whose samples could not be found
+        self._ragged = RaggedSamples(playback, self.left)
         self.groups = False  # whether a large batch may be taken in groups
 
     def __call__(self, recordings: list[Recording]) -> None:
         """Write the layouts into recordings, and leave the layers without one to the base optimizer."""
         usual = [self._arrange(recording) for recording in recordings]
+        with_equal_places(recordings)
         if self.groups and all(usual):
             _group(recordings)
 
@@ -58,6 +61,8 @@ class Arrangement:
         if not self.allowed or not recording.layers:
             return False
         if self._leave_without_batch(recording):
+            return False
+        if self._ragged.is_known(recording) and self._ragged(recording):
             return False
         records = recording.layers
         sizes = {shape[0] if shape else 0 for r in records for shape in (r.x.shape, r.h_shape)}
@@ -70,30 +75,35 @@ class Arrangement:
         if usual and told:
             return True
         sample = _first_input(recording)
+        if not usual and self._ragged.is_likely(recording, sample) and self._ragged(recording):
+            return False
         if sample is None:
             if not equal:
                 self._leave_minority(recording)
             return False
         key = tuple((r.name, r.x.dim(), len(r.x) == len(sample)) for r in records), sample.dim(), equal
-        dim, kinds = self._known.get(key) or self._find(recording, sample)
+        dim, kinds, whole = self._known.get(key) or self._find(recording, sample)
         if sample.shape[dim] > 1:
-            self._known[key] = dim, kinds
+            self._known[key] = dim, kinds, whole
+        if not (whole or usual) and self._ragged(recording):
+            return False
         if dim == 0 and not any(kinds.values()) and equal:
             return usual
         self._apply(recording, dim, kinds, sample.shape[dim])
         return False
 
-    def _find(self, recording: Recording, sample: Tensor) -> tuple[int, Kinds]:
+    def _find(self, recording: Recording, sample: Tensor) -> tuple[int, Kinds, bool]:
+        """The dimension of the inputs, the kinds, and whether they explain all layers and outputs."""
         found: dict[int, tuple[Kinds, int]] = {}
         dims = (0, 1) if self.batch_dim is None else (self.batch_dim,)
         for dim in dims:
             if sample.dim() > dim:
                 found[dim] = self._explain(recording, dim, sample.shape[dim])
                 if found[dim][1] == 0:
-                    return dim, found[dim][0]
+                    return dim, found[dim][0], _explains_outputs(recording, found[dim][0], sample.shape[dim])
         if self.batch_dim is not None and self.batch_dim in found:
-            return self.batch_dim, found[self.batch_dim][0]
-        return 0, found[0][0]
+            return self.batch_dim, found[self.batch_dim][0], False
+        return 0, found[0][0], False
 
     def _explain(self, recording: Recording, dim: int, batch: int) -> tuple[Kinds, int]:
         """The kinds of all layouts with the batch in this dimension of the inputs, and how many are not explained."""
@@ -184,9 +194,7 @@ class Arrangement:
             kept.append(record)
         partly = {record.name for record in gone}  # all uses of a layer are left, or none
         for record in [*gone, *(record for record in kept if record.name in partly)]:
-            record.x, record.layouts = record.model_layer.state_of(record.x), [None]
-            record.x_version = record.x._version
-            leave(record)
+            leave_input(record)
         seconds = [record for record in kept if record.layouts[0] is not None and record.layouts[0].kind == SECOND]
         firsts = [record for record in kept if record.layouts[0] is None and _keeps_second(record)]
         self.playback.have_in_second(dim if len(seconds) > len(firsts) else None)
@@ -252,6 +260,12 @@ def _group(recordings: list[Recording]) -> None:
                 record.layouts = [groups.layout]
 
 
+def _explains_outputs(recording: Recording, kinds: Kinds, batch: int) -> bool:
+    """Whether each sample is somewhere in each output with a gradient."""
+    used = zip(recording.positions, recording.outputs, recording.q, strict=True)
+    return all(q is None or not z.dim() or kinds.get(("", k)) is not None or len(z) == batch for k, z, q in used)
+
+
 def _keeps_second(record: LayerRecord) -> bool:
     """Whether a layer would have the samples in dimension 1, in a model that has them there."""
     inside = record.model_layer.part_of is not None  # attention transposes
@@ -262,7 +276,7 @@ def _keeps_second(record: LayerRecord) -> bool:
 def _fold(record: LayerRecord, layout: Layout) -> None:
     """Add up the gradients that each sample has at a parameter in several rows."""
     assert record.p_h is not None
-    record.p_h, record.x = layout.fold(record.p_h).sum(1), record.x[: layout.batch]
+    record.p_h, record.x = layout.sums(record.p_h), record.x[: layout.batch]
     record.h_shape, record.x_version = record.p_h.shape, record.x._version
 
 

@@ -132,6 +132,13 @@ def leave(record: LayerRecord) -> None:
         p.grad = grad if p.grad is None else p.grad + grad
 
 
+def leave_input(record: LayerRecord) -> None:
+    """The same where x is still the input of the module."""
+    record.x, record.layouts = record.model_layer.state_of(record.x), [None]
+    record.x_version = record.x._version
+    leave(record)
+
+
 def even_out(recordings: list[list[LayerRecord]]) -> None:
     """Let `.grad` have the gradient of a layer from all passes, if autograd has computed that of some of them."""
     skipped: dict[str, set[bool]] = {}

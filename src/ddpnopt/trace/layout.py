@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,11 +10,13 @@ from torch import Tensor
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.elementwise import ScaleShift
 from ddpnopt.linear.layer import Layer
+from ddpnopt.trace.ragged import Rows
 
 BLOCKS = "blocks"  # dimension 0 has k entries of sample 0, then k of sample 1, …: windows, frames, flattened tokens
 INTERLEAVED = "interleaved"  # … the first entry of each sample, then the second of each, …
 SECOND = "second"  # dimension 1 has the samples: sequence-first
 SINGLE = "single"  # no dimension for the batch: one sample
+RAGGED = "ragged"  # dimension 0 has the entries of all samples in any order, of some more than of others
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,12 @@ class Layout:
     kind: str
     batch: int
     size: int = 0  # of a block; zero: all are equal, else the last may have less
+    rows: Rows | None = field(default=None, compare=False)  # of a ragged one
 
     def fold(self, a: Tensor) -> Tensor:
         """(B, …), with what a sample has several of in dimension 1."""
+        if self.rows is not None:
+            return self.rows.fold(a)
         if self.kind == SECOND:
             return a.movedim(1, 0)
         if self.kind == SINGLE:
@@ -37,6 +42,10 @@ class Layout:
                 a = torch.cat([a, a.new_zeros(missing, *a.shape[1:])])
             return a.reshape(self.batch, -1, *a.shape[1:])
         return a.reshape(-1, self.batch, *a.shape[1:]).movedim(1, 0)
+
+    def sums(self, a: Tensor) -> Tensor:
+        """(B, …): the sum over what a sample has several of."""
+        return self.fold(a).sum(1) if self.rows is None else self.rows.sums(a)
 
     def places(self, layer: Layer, a: Tensor) -> Tensor:
         """An input or output of a layer as (B, …), with further places in the dimension where the layer has them."""

@@ -20,6 +20,7 @@ from ddpnopt.linear.linear import Linear
 from ddpnopt.linear.lookup import Lookup
 from ddpnopt.linear.transposed import TransposedLinear
 from ddpnopt.trace.attention import Attention
+from ddpnopt.trace.bags import Bag
 from ddpnopt.trace.fused import Fused, Holder, Piece
 from ddpnopt.trace.norms import Statistics, describe_norm, normalised, normalised_by
 from ddpnopt.trace.recurrent import Recurrent, RecurrentCell
@@ -257,6 +258,8 @@ def fuse(name: str, module: nn.Module) -> Fused | None:
     if forward in (nn.LSTMCell.forward, nn.GRUCell.forward, nn.RNNCell.forward):
         assert isinstance(module, nn.RNNCellBase)
         return RecurrentCell(name, module) if "weight_hh" in module._parameters else None
+    if forward is nn.EmbeddingBag.forward and isinstance(module, nn.EmbeddingBag):
+        return Bag.of(name, module) if "weight" in module._parameters else None
     return None
 
 

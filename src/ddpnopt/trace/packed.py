@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from ddpnopt.trace.ragged import Rows
+
 
 class Packing:
     """Where the rows of a packed sequence belong: sample, time, and the same with each sequence reversed."""
@@ -17,10 +19,9 @@ class Packing:
         self.batch, self.times = int(sizes[0]), len(sizes)
         self.order, self.back = packed.sorted_indices, packed.unsorted_indices
         rank = torch.cat([torch.arange(int(n)) for n in sizes]).to(device)  # in the order of falling lengths
-        self.time = torch.arange(self.times).repeat_interleave(sizes).to(device)
-        self.sample = rank if self.order is None else self.order[rank]
-        self.lengths = torch.bincount(self.sample, minlength=self.batch)
-        self.reversed_time = self.lengths[self.sample] - 1 - self.time
+        sample = rank if self.order is None else self.order[rank]
+        self.rows = Rows(sample, self.batch)  # in the order of time
+        self.reversed, self.lengths = self.rows.backwards(), self.rows.counts
         self.padding = torch.arange(self.times, device=device)[:, None] >= self.lengths  # (T, B)
 
     @staticmethod
@@ -28,17 +29,17 @@ class Packing:
         """That of the input of a recurrent module, if it is packed."""
         return Packing(args[0]) if args and isinstance(args[0], PackedSequence) else None
 
-    def _times(self, *, reverse: bool) -> Tensor:
-        return self.reversed_time if reverse else self.time
+    def _rows(self, *, reverse: bool) -> Rows:
+        return self.reversed if reverse else self.rows
 
     def pad(self, rows: Tensor, *, reverse: bool) -> Tensor:
         """(rows, n) -> (B, T, n), zero behind the end of each sequence."""
-        padded = rows.new_zeros(self.batch, self.times, rows.shape[-1])
-        return padded.index_put((self.sample, self._times(reverse=reverse)), rows)
+        return self._rows(reverse=reverse).fold(rows)
 
     def pack(self, padded: Tensor, *, reverse: bool) -> Tensor:
         """(T, B, n) -> (rows, n)."""
-        return padded[self._times(reverse=reverse), self.sample]
+        rows = self._rows(reverse=reverse)
+        return padded[rows.place, rows.sample]
 
     def last(self, padded: Tensor) -> Tensor:
         """The last of each sequence: (T, B, n) -> (B, n)."""

@@ -42,6 +42,7 @@ class LayerRecord:
     later: Tensor | None = None  # the part of x that later uses, or times, read
     layouts: Sequence[Layout | None] = (None,)  # of each use: if not in dimension 0
     other_parts: Sequence[tuple[int, Tensor]] = ()  # p_h in further parts of the backward pass
+    folded: Layout | None = None  # of the rows of a parameter's gradients that have been added up
     statistics: Statistics | None = None  # by which a norm has normalised, where they are known
     noted: Noted | None = None  # all uses of the weight, where derivatives may become part of the loss
     _h: Tensor | None = None

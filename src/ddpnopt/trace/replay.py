@@ -190,6 +190,13 @@ class Playback:
         with self._conditions_of(recording, visitor):
             self.model(*tree_map(change, recording.args), **tree_map(change, recording.kwargs))
 
+    def with_graph(self, recording: Recording, visitor: Visitor, then: Callable[[], None]) -> None:
+        """The forward pass with a graph; `then` runs before the buffers are reset."""
+        with torch.enable_grad(), self._conditions_of(recording, visitor):
+            self.model(*recording.args, **recording.kwargs)
+            with torch.autocast(recording.device.type, enabled=False):
+                then()
+
     def _in_sequence(self, recording: Recording) -> list[nn.Module] | None:
         """The modules of a plain `nn.Sequential`, which can run one after the other without hooks; None for any other.
 

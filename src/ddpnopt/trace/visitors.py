@@ -209,7 +209,11 @@ class Tape(Visitor):
         through = iter(rest)
         loose = {} if self.loose is None else self.loose.gradients([*rest[len(rest) - len(self.loose.meetings) :]])
         B, of_rows = self.recording.sample_count, self.recording.of_rows
-        loose = {p: of_rows(gradient.reshape(B, -1, p.numel()).sum(1)) for p, gradient in loose.items()}
+        folded = {record.model_layer.weight: record.folded for record in self.records if record.folded is not None}
+        loose = {  # of groups, or of the rows of each sample
+            p: folded[p].sums(gradient) if p in folded else of_rows(gradient.reshape(B, -1, p.numel()).sum(1))
+            for p, gradient in loose.items()
+        }
         p_h = [
             together(
                 layer.layer,
