@@ -8,6 +8,7 @@ replayed with a callback at each layer (`Playback`).
 from __future__ import annotations
 
 import weakref
+from contextlib import AbstractContextManager
 from functools import partial
 from math import inf
 from typing import Any, ClassVar
@@ -29,6 +30,7 @@ from ddpnopt.trace.hook import Hook
 from ddpnopt.trace.intercepting import Intercepting, transformed
 from ddpnopt.trace.loss_terms import MARK
 from ddpnopt.trace.model_layers import ModelLayer
+from ddpnopt.trace.modes import in_mode
 from ddpnopt.trace.norms import statistics
 from ddpnopt.trace.random_numbers import RandomState
 from ddpnopt.trace.recording import (
@@ -122,6 +124,11 @@ class Capture(Intercepting):
         """Remove all hooks from the model."""
         for handle in self._handles:
             handle.remove()
+
+    def in_mode_of_passes(self) -> AbstractContextManager[None]:
+        """The model in the mode of the passes that gradients have arrived at."""
+        passes = self.arrivals.recordings
+        return in_mode(self.model, passes[-1].training if passes else self.model.training)
 
     # -- the user's forward pass -------------------------------------------------------------------------------------
 

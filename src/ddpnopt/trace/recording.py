@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ddpnopt.errors import ModelError, StepError
+from ddpnopt.errors import ModelError
 from ddpnopt.linear.given import Given
 from ddpnopt.trace.layout import Layout
 from ddpnopt.trace.model_layers import ModelLayer
@@ -206,11 +206,6 @@ class Recording:
 
     def check(self) -> None:
         """Raise an error if no step can be taken from this recording."""
-        if not self.training:
-            raise StepError(
-                "The model was in eval mode in the forward pass: call model.train() before training steps. (Single "
-                "modules, such as frozen batch norms, may stay in eval mode.)"
-            )
         first = self.layers[0] if self.layers else None
         for record in self.layers:
             assert first is not None
