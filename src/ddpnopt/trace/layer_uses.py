@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ddpnopt.errors import ModelError
+from ddpnopt.errors import ModelError, StepError
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import Layer
@@ -130,6 +130,20 @@ def leave(record: LayerRecord) -> None:
         own = record.layer.grad(record.input_in(dtype), p_h.to(dtype))
     for p, grad in zip(record.parameters, own, strict=False):  # a frozen bias, or one without any use
         p.grad = grad if p.grad is None else p.grad + grad
+
+
+def skipped_gradients(record: LayerRecord, p_h: Tensor) -> list[Tensor | None]:
+    """The gradients of a layer's parameters in the middle of a backward pass, without a graph of their own."""
+    if torch.is_grad_enabled():
+        raise StepError(
+            "autograd.grad(…, create_graph=True) by a parameter of the model: DDPNOpt has taken the layers with "
+            "feedback out of autograd's graph. Create it with DDPNOpt(model, weight_grads=True)."
+        )
+    dtype = record.parameters[0].dtype
+    x = record.model_layer.state_of(record.x, record.statistics)
+    x = x.to(dtype) if x.is_floating_point() else x
+    own = record.layer.grad(x, widened(p_h, record.span, record.layer.weight_shape[0]).to(dtype))
+    return [*own, *[None] * (len(record.parameters) - len(own))]
 
 
 def even_out(recordings: list[list[LayerRecord]]) -> None:
