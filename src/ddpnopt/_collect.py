@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpnopt._checks import listed
 from ddpnopt._losses import Losses, are_certain, recognised_losses
+from ddpnopt._repeatable import look_at_repetition
 from ddpnopt._value import Passes, ValueForm
 from ddpnopt.ddp.recognise import NO_FORM, Search
 from ddpnopt.errors import ModelError
@@ -122,6 +123,7 @@ def is_chain(opt: DDPNOpt, passes: Passes, recording: Recording) -> bool:
     """
     chains, key = opt._chains, recording.signature
     if key not in chains:
+        look_at_repetition(opt, passes, recording)
         several = bool(recording.passes) or any(
             len(r.uses) > 1 or r.later is not None or isinstance(r.layer, Given) for r in recording.layers
         )
