@@ -5,6 +5,7 @@ Random numbers of torch, `random` and `np.random` are restored; those of a gener
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -42,7 +43,8 @@ def _is_repeatable(passes: Passes, recording: Recording) -> bool:
         nonlocal alike
         before = recording.layers[t].x
         if x.shape == before.shape and x.is_floating_point():  # of several uses the first is shown alone
-            alike = alike and float((x - before).norm()) <= ALIKE * float(before.norm())
+            apart = float((x - before).norm())
+            alike = alike and (not math.isfinite(apart) or apart <= ALIKE * float(before.norm()))
 
     passes.replay(recording, compare)
     return alike

@@ -124,3 +124,17 @@ def test_a_model_with_random_numbers_of_torch_has_second_passes(passes: int) -> 
                 (F.cross_entropy(model(x), y) / passes).backward()
             opt.step()
     assert opt.report.planned == 0
+
+
+def test_a_first_batch_that_is_not_finite_says_nothing_about_the_second_pass() -> None:
+    model = Dropping(own=False)
+    opt = DDPNOpt(model, on_nonfinite="skip")
+    y = torch.randint(3, (24,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for bad in (float("nan"), float("inf"), 1.0):
+            opt.zero_grad()
+            F.cross_entropy(model(torch.randn(24, 5) * bad), y).backward()
+            opt.step()
+    assert opt.report.skipped == 2
+    assert opt.closed_loop
