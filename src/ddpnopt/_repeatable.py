@@ -46,5 +46,5 @@ def _is_repeatable(passes: Passes, recording: Recording) -> bool:
             apart = float((x - before).norm())
             alike = alike and (not math.isfinite(apart) or apart <= ALIKE * float(before.norm()))
 
-    passes.replay(recording, compare)
+    passes.replay(recording, compare, lambda _, h: None)  # micro-batches take turns at the outputs, too, as in a step
     return alike
