@@ -37,7 +37,8 @@ MAY_IMPORT: dict[str, list[str]] = {
     "_troubles": BASE,
     "_held": [*BASE, "linear", "trace"],
     "_capture_of": ["trace"],
-    "_collect": [*BASE, "linear", "ddp", "trace", "_losses", "_value"],
+    "_repeatable": [*BASE, "trace", "_value"],
+    "_collect": [*BASE, "linear", "ddp", "trace", "_losses", "_value", "_repeatable"],
     "_rescale": [*BASE, "linear", "ddp", "trace", "_losses", "_penalties", "_collect"],
     "_step": [
         *BASE, "linear", "curvature", "ddp", "trace", "_parameters", "_losses", "_value", "_step_length", "_collect",

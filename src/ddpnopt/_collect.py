@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 from ddpnopt._checks import listed
 from ddpnopt._losses import Losses, are_certain, recognised_losses
+from ddpnopt._repeatable import look_at_repetition
 from ddpnopt._value import Passes, ValueForm
 from ddpnopt.ddp.recognise import NO_FORM, Search
+from ddpnopt.errors import ModelError
 from ddpnopt.linear.given import Given
 from ddpnopt.trace.derivatives import leave_noted
 from ddpnopt.trace.hooks import Capture
 from ddpnopt.trace.layer_uses import even_out
-from ddpnopt.trace.micro_batches import MicroBatches, join
+from ddpnopt.trace.micro_batches import MicroBatches, join, obstacle
 from ddpnopt.trace.passes import are_linked, as_one, by_backward_pass, leave_to_base, may_be_one, take_same_path
 from ddpnopt.trace.recording import LayerRecord, Recording
 from ddpnopt.trace.rescaling import penalty
@@ -55,6 +57,13 @@ def one_recording(opt: DDPNOpt, *, alone: bool = True) -> tuple[Recording | None
             for one in ([as_one(group)] if _belong_together(group, form, opt._pass_search) else group)
         ]
     if len(recordings) > 1:
+        why = obstacle(recordings)
+        if why and not (form.scale_free and alone):
+            raise ModelError(f"{why[0].upper()}{why[1:]}.")
+        if why:
+            arrivals.unjoined = why
+            leave_to_base(recordings, capture)
+            return recordings[0], capture
         return join(recordings), MicroBatches(capture)
     return recordings[0], capture
 
@@ -114,6 +123,7 @@ def is_chain(opt: DDPNOpt, passes: Passes, recording: Recording) -> bool:
     """
     chains, key = opt._chains, recording.signature
     if key not in chains:
+        look_at_repetition(opt, passes, recording)
         several = bool(recording.passes) or any(
             len(r.uses) > 1 or r.later is not None or isinstance(r.layer, Given) for r in recording.layers
         )
@@ -154,6 +164,8 @@ def why_open_loop(capture: Capture) -> str:
             " A part of the loss was computed inside a transform of torch.func (vmap, jacrev, …), where passes are not "
             "seen: use torch.autograd.grad(…, create_graph=True) for steps with feedback."
         )
+    if capture.arrivals.unjoined:
+        return f" In this step {capture.arrivals.unjoined}."
     left = sorted(capture.arrangement.left)
     if not left:
         return ""

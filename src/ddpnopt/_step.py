@@ -200,8 +200,8 @@ class Step:
         """Lines 6 to 13 of Algorithm 3: the backward pass, and with it a policy for each layer."""
         opt, recording, peers = self.opt, self.recording, self.peers
         assert recording is not None
-        self.planned = not opt.closed_loop or (self.shorter == 1.0 and not opt._rollouts.is_due)
         self.displacement = Displacement(is_chain(opt, self.passes, recording), once=not opt.diagnostics)
+        self.planned = not opt.closed_loop or (self.shorter == 1.0 and not opt._rollouts.is_due)
         inside = self.penalties.value()
         memory = opt._length.memory, opt._parameters.stage_cost() + inside, inside, self.own_loss
         given = recording, self.displacement, fraction, self.sample_losses, peers, memory

@@ -180,14 +180,14 @@ def trouble(rank: int, group: Any) -> dict[str, tuple[str, str]]:
         opt = DDPNOpt(model, lr=0.5, value="outer", data_parallel=group)
         before = weights(model)
         x, y = vectors(4, seed=rank)
-        if rank == 1 and what == "error":
-            model.eval()
         loss = F.cross_entropy(model(x), y)
         if rank == 1 and what == "another way":
             loss = model[2](torch.tanh(model[0](x))).square().mean() * 0 + F.cross_entropy(model[:3](x), y)
             opt.zero_grad()
         try:
             (loss * (float("nan") if rank == 1 and what == "nan" else 1.0)).backward()
+            if rank == 1 and what == "error":
+                x += 1
             opt.step()
         except Exception as error:
             told[what] = (type(error).__name__, str(error))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from optimizer_networks import Residual, cnn, distance, fcn, images, same, twins, vectors, weights
 from torch import Tensor, nn
 
-from ddpnopt import DDPNOpt, ModelError
+from ddpnopt import DDPNOpt, ModelError, OpenLoopWarning
 
 NETS: dict[str, Any] = {"fcn": (fcn, vectors), "cnn": (cnn, images), "residual": (Residual, vectors)}
 
@@ -109,13 +109,64 @@ def test_each_micro_batch_is_replayed_with_its_own_random_numbers_and_norms() ->
     assert torch.equal(torch.get_rng_state(), rng)
 
 
-def test_micro_batches_of_different_shape_name_the_layer() -> None:
-    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
-    opt = DDPNOpt(model)
+def without_bias() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(5, 4, bias=False), nn.Tanh(), nn.Linear(4, 3, bias=False))
+
+
+@pytest.mark.parametrize("options", [{}, {"lr": 0.5}, {"closed_loop": True}, {"lr": 0.3, "value": "outer"}])
+def test_micro_batches_of_different_length_step_as_if_they_had_been_padded(options: dict[str, Any]) -> None:
+    """With places at which there are zeros, as in these layers without biases."""
+    a, b = twins(without_bias())
+    for model, padded in ((a, False), (b, True)):
+        opt = DDPNOpt(model, **options)
+        for seed in range(4):
+            g = torch.Generator().manual_seed(seed)
+            for tokens in (2, 3):
+                x, y = torch.randn(4, tokens, 5, generator=g), torch.randint(3, (4 * tokens,), generator=g)
+                z = model(F.pad(x, (0, 0, 0, 3 - tokens)) if padded else x)[:, :tokens]
+                (F.cross_entropy(z.flatten(0, 1), y) / 2).backward()
+            opt.step()
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-7, atol=1e-9)
+
+
+class Tasks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.common, self.heads = nn.Linear(5, 6), nn.ModuleList([nn.Linear(6, 3), nn.Linear(6, 2)])
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        return self.heads[task](torch.tanh(self.common(x)))  # type: ignore[no-any-return]
+
+
+def of_tasks(model: nn.Module, steps: int) -> float:
+    opt, losses = DDPNOpt(model), []
+    x, y = vectors(8)
+    for _ in range(steps):
+        losses.append(0.0)
+        for task in range(2):
+            loss = F.cross_entropy(model(x, task), y % (3 - task))
+            loss.backward()
+            losses[-1] += float(loss.detach())
+        opt.step()
+        opt.zero_grad()
+    return losses[-1] / losses[0]
+
+
+def test_micro_batches_through_different_layers_are_named_and_trained_without_feedback() -> None:
+    model = Tasks()
+    with pytest.warns(OpenLoopWarning, match=r"common\.weight.*ran different layers.*step\(\) after each"):
+        assert of_tasks(model, 30) < 0.9
+
+
+def test_a_fixed_learning_rate_refuses_micro_batches_through_different_layers() -> None:
+    model = Tasks()
+    opt = DDPNOpt(model, lr=0.5)
     before = weights(model)
-    for tokens in (2, 3):
-        model(torch.randn(4, tokens, 5)).square().mean().backward()
-    with pytest.raises(ModelError, match=r"'0'.*\(4, 2, 5\).*\(4, 3, 5\).*dimension 0"):
+    x, y = vectors(8)
+    for task in range(2):
+        F.cross_entropy(model(x, task), y % (3 - task)).backward()
+    with pytest.raises(ModelError, match="ran different layers"):
         opt.step()
     assert same(model, before)
 

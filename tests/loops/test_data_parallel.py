@@ -56,7 +56,7 @@ def test_two_three_and_four_processes_give_the_weights_of_one_and_tell_each_othe
     first, second = (made[rank]["trouble"] for rank in (0, 1))
     assert first["error"][0] == "StepError"
     assert "Rank 1 could not" in first["error"][1]
-    assert "eval mode" in second["error"][1]
+    assert "changed in place" in second["error"][1]
     for told in (first, second):
         assert told["nan"][0] == "NonFiniteError"
         assert "rank 1" in told["nan"][1]

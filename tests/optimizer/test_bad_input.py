@@ -230,14 +230,6 @@ def test_after_a_refused_step_the_next_one_works() -> None:
     assert not any(map(torch.equal, before, model.parameters()))
 
 
-def test_training_in_eval_mode_says_to_call_train() -> None:
-    model = fcn().eval()
-    opt = DDPNOpt(model, lr=0.1, value="outer")
-    backward(model)
-    with pytest.raises(StepError, match=r"eval mode.*model\.train\(\)"):
-        opt.step()
-
-
 def test_an_error_in_a_hook_on_a_norm_in_the_second_pass_leaves_the_weights_as_they_were() -> None:
     norm = nn.LayerNorm(6)
     model = nn.Sequential(nn.Linear(4, 6), norm, nn.Tanh(), nn.Linear(6, 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
-from ddpnopt.errors import OpenLoopWarning, StepError
+from ddpnopt.errors import OpenLoopWarning, StepError, TrainingWarning
 from ddpnopt.trace.rescaling import own_gradient
 
 
@@ -70,12 +71,15 @@ def test_zero_grad_between_two_backward_passes_drops_the_first() -> None:
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
-def test_a_derivative_by_a_weight_names_the_way_out_which_works(create_graph: bool) -> None:
+def test_a_derivative_by_a_weight_that_becomes_part_of_the_loss_names_the_way_out_which_works(
+    create_graph: bool,
+) -> None:
     x, y = batch()
     model = network()
     opt = DDPNOpt(model)
-    with pytest.raises(StepError, match="weight_grads=True"):
-        torch.autograd.grad(F.cross_entropy(model(x), y), model[2].weight, create_graph=create_graph)
+    if create_graph:
+        with pytest.raises(StepError, match="weight_grads=True"):
+            torch.autograd.grad(F.cross_entropy(model(x), y), model[2].weight, create_graph=True)
     model = network()
     opt = DDPNOpt(model, weight_grads=True)
     losses = []
@@ -102,6 +106,60 @@ def test_a_norm_of_gradients_by_the_weights_changes_nothing() -> None:
             each.backward()
             opt.step()
     close(model, twin)
+
+
+class Kinds(nn.Module):
+    """Layers of all kinds, one of them used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(7, 6), nn.LayerNorm(6)
+        self.conv, self.batch_norm = nn.Conv1d(6, 6, 3, padding=1), nn.BatchNorm1d(6)
+        self.attend, self.twice = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(6, 6)
+        self.last = nn.Linear(6, 3, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.norm(self.words(ids))
+        x = torch.relu(self.batch_norm(self.conv(x.mT))).mT
+        x = x + self.attend(x, x, x, need_weights=False)[0]
+        return self.last(torch.tanh(self.twice(torch.tanh(self.twice(x)))).mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("asked", ["all", "first", "last"])
+def test_gradients_by_the_weights_are_those_of_autograd_and_leave_the_steps_alone(asked: str) -> None:
+    """Those of sharpness-aware steps, or of tasks that are weighted by the norms of their gradients."""
+    model = Kinds()
+    twin, plain = copy.deepcopy(model), copy.deepcopy(model)
+    ids, y = torch.randint(7, (8, 4)), torch.arange(8) % 3
+    one, two = DDPNOpt(model), DDPNOpt(twin)
+    for k in range(5):
+        plain.load_state_dict(model.state_dict())
+        loss = F.cross_entropy(model(ids), y)
+        wanted, found = ({"all": list(m.parameters()), "first": [m.words.weight], "last": [m.last.weight]}[asked]
+                         for m in (plain, model))  # fmt: skip
+        expected = torch.autograd.grad(F.cross_entropy(plain(ids), y), wanted)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error" if k else "ignore")
+            got = torch.autograd.grad(loss, found, retain_graph=True)
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+        for opt, each in ((one, loss), (two, F.cross_entropy(twin(ids), y))):
+            opt.zero_grad()
+            each.backward()
+            opt.step()
+    close(model, twin)
+
+
+def test_asking_for_gradients_by_the_weights_is_told() -> None:
+    model = network()
+    x, y = batch()
+    opt = DDPNOpt(model)
+    with pytest.warns(TrainingWarning, match="weight_grads=True"):
+        torch.autograd.grad(F.cross_entropy(model(x), y), model[2].weight)
+    F.cross_entropy(model(x), y).backward()
+    opt.step()
+    F.cross_entropy(model(x), y).backward()
+    assert all(p.grad is not None for p in model.parameters())
 
 
 # -- passes that the hooks do not see ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddpnopt import DDPNOpt
+from ddpnopt import DDPNOpt, TrainingWarning
 
 DRAWS: dict[str, Callable[[], float]] = {
     "python": random.random,
@@ -73,3 +74,67 @@ def test_a_model_that_draws_nothing_has_no_state_of_the_host_kept() -> None:
         assert opt._capture.arrivals.recordings[0].rng.host is None
         opt.step()
     assert not opt._capture.host.used
+
+
+class Dropping(nn.Module):
+    """Dropout by random numbers of its own, or by torch's."""
+
+    def __init__(self, *, own: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 40), nn.Linear(40, 3)
+        self.generator = torch.Generator().manual_seed(1) if own else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x))
+        kept = torch.rand(h.shape, generator=self.generator) < 0.7
+        return self.b(h * kept)  # type: ignore[no-any-return]
+
+
+def test_a_model_with_random_numbers_of_its_own_is_told_and_trains_without_second_passes() -> None:
+    model = Dropping(own=True)
+    opt = DDPNOpt(model)
+    x, y = torch.randn(24, 5), torch.randint(3, (24,))
+    losses: list[float] = []
+
+    def step() -> None:
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        losses.append(float(loss.detach()))
+
+    with pytest.warns(TrainingWarning, match="a random generator of its own"):
+        step()
+    for _ in range(59):
+        step()
+    assert opt.report.planned == 60
+    assert sum(losses[-10:]) < 0.6 * sum(losses[:10])
+
+
+@pytest.mark.parametrize("passes", [1, 2], ids=["one pass", "micro-batches"])
+def test_a_model_with_random_numbers_of_torch_has_second_passes(passes: int) -> None:
+    model = Dropping(own=False)
+    opt = DDPNOpt(model, closed_loop=True)
+    x, y = torch.randn(24, 5), torch.randint(3, (24,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(5):
+            opt.zero_grad()
+            for _ in range(passes):
+                (F.cross_entropy(model(x), y) / passes).backward()
+            opt.step()
+    assert opt.report.planned == 0
+
+
+def test_a_first_batch_that_is_not_finite_says_nothing_about_the_second_pass() -> None:
+    model = Dropping(own=False)
+    opt = DDPNOpt(model, on_nonfinite="skip")
+    y = torch.randint(3, (24,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for bad in (float("nan"), float("inf"), 1.0):
+            opt.zero_grad()
+            F.cross_entropy(model(torch.randn(24, 5) * bad), y).backward()
+            opt.step()
+    assert opt.report.skipped == 2
+    assert opt.closed_loop

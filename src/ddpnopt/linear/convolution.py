@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddpnopt.linear.layer import Layer, Parts
+from ddpnopt.linear.layer import Layer, Parts, extended
 
 BLOCK = 8  # channels that torch's kernel for grouped convolutions processes at once
 GROUPED_PAIRS = 4096  # of input and output channels, at most, of a convolution that is grouped
@@ -49,9 +49,15 @@ class Conv(Layer):
         """Each use as a sample of its own."""
         return a.flatten(0, 1) if a.dim() > len(self.weight_shape) else a
 
+    @property
+    def takes_any_size(self) -> bool:
+        """Whether zeros behind the last places of the inputs are what the kernel finds there anyway."""
+        return not self.pad_first or self.pad_mode == "constant"
+
     def together(self, uses: list[Tensor]) -> Tensor:
+        """Those of several sizes with zeros behind the last places, whose gradients are zero."""
         found = [use if use.dim() > len(self.weight_shape) else use[:, None] for use in uses]
-        return torch.cat(found, 1)
+        return torch.cat([*extended(found, 2)], 1)
 
     def _padded(self, x: Tensor) -> Tensor:
         return F.pad(x, self.pad_first, mode=self.pad_mode) if self.pad_first else x

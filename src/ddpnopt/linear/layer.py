@@ -257,6 +257,18 @@ def _largest(a: Tensor, size: float) -> float:
     return (next_square / square) ** 0.5 if square > 0 else 1.0
 
 
+def extended(tensors: Sequence[Tensor], start: int) -> Sequence[Tensor]:
+    """All of one size from dimension `start` on, with zeros behind the last numbers of the smaller ones."""
+    if len({t.shape[start:] for t in tensors}) == 1:
+        return tensors
+    sizes = [max(each) for each in zip(*(t.shape[start:] for t in tensors), strict=True)]
+    missing = [[n - m for n, m in zip(sizes, t.shape[start:], strict=True)] for t in tensors]
+    return [
+        F.pad(t, [n for behind in reversed(each) for n in (0, behind)]) if any(each) else t
+        for t, each in zip(tensors, missing, strict=True)
+    ]
+
+
 def stacked(tensors: Sequence[Tensor]) -> Tensor:
     """One tensor, in the widest precision."""
     if len({t.dtype for t in tensors}) > 1:

@@ -88,6 +88,17 @@ class Arrivals:
             self.noting.append(recording)
             self.see_root()
 
+    def take_back(self, recording: Recording) -> None:
+        """The backward pass that is running is not that of a loss: forget what it has brought to this recording."""
+        task = torch._C._current_graph_task_id()
+        if task == self._task:
+            self._task = -1
+            self._roots.pop()
+        if task == recording.task:
+            self.recordings = [one for one in self.recordings if one is not recording]
+            recording.forget_gradients()
+        recording.asked = task
+
     def scale_terms(self, factor: float) -> None:
         """Replace the terms of the losses by those of `factor` times the loss."""
         for term in self.terms:

@@ -59,7 +59,7 @@ def joint_batch(arrivals: Arrivals) -> JointBatch:
         )
     if any(one.repeated for one in passes):
         raise UnjoinedError("several backward passes went through one forward pass")
-    if arrivals.incomplete or arrivals.hidden or not passes or not all(one.training for one in passes):
+    if arrivals.incomplete or arrivals.hidden or not passes:
         raise UnjoinedError("")  # which is an error, or has its own message
     sets = _sets(passes, arrivals.terms)
     taking_part = _layers(passes)

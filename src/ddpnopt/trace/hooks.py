@@ -8,6 +8,7 @@ replayed with a callback at each layer (`Playback`).
 from __future__ import annotations
 
 import weakref
+from contextlib import AbstractContextManager
 from functools import partial
 from math import inf
 from typing import Any, ClassVar
@@ -27,8 +28,10 @@ from ddpnopt.trace.distributions import floating_outputs, replace_tensors
 from ddpnopt.trace.gradient_hooks import on_gradient
 from ddpnopt.trace.hook import Hook
 from ddpnopt.trace.intercepting import Intercepting, transformed
+from ddpnopt.trace.layer_uses import skipped_gradients
 from ddpnopt.trace.loss_terms import MARK
 from ddpnopt.trace.model_layers import ModelLayer
+from ddpnopt.trace.modes import in_mode
 from ddpnopt.trace.norms import statistics
 from ddpnopt.trace.random_numbers import RandomState
 from ddpnopt.trace.recording import (
@@ -44,7 +47,7 @@ from ddpnopt.trace.replay import Playback
 from ddpnopt.trace.rescaling import watch_overflow
 from ddpnopt.trace.sources import Asked, Source, source_of
 from ddpnopt.trace.unseen import Unseen
-from ddpnopt.trace.untouched import Untouched
+from ddpnopt.trace.untouched import Untouched, warn_of_asking
 from ddpnopt.trace.weight_uses import Noted, WeightUses, can_be_noted
 
 COPIED = 2**20  # numbers of an output: of larger ones, such as the logits of many words, the copy would need memory
@@ -122,6 +125,11 @@ class Capture(Intercepting):
         """Remove all hooks from the model."""
         for handle in self._handles:
             handle.remove()
+
+    def in_mode_of_passes(self) -> AbstractContextManager[None]:
+        """The model in the mode of the passes that gradients have arrived at."""
+        passes = self.arrivals.recordings
+        return in_mode(self.model, passes[-1].training if passes else self.model.training)
 
     # -- the user's forward pass -------------------------------------------------------------------------------------
 
@@ -277,6 +285,15 @@ class Capture(Intercepting):
         seen = not recording.autocast[0] and not self.compiled and not record.recomputed
         return seen and self.arrivals.couples and self.wrapper is None and can_be_noted(record.model_layer)
 
+    def _answer(self, recording: Recording, record: LayerRecord, grad: Tensor) -> list[Tensor | None]:
+        """The gradients of a layer's weights, which `autograd.grad` is asked for; autograd computes the next ones."""
+        found = skipped_gradients(record, grad)
+        if self.skip_weight_grads:
+            warn_of_asking()
+        self.skip_weight_grads = False
+        recording.arrivals.take_back(recording)
+        return found
+
     def _after(self, model_layer: ModelLayer, module: nn.Module, args: tuple[Any, ...], h: Tensor | None) -> Any:
         if Playback.replays:
             return None if self._visitor is None else self._visitor.after(model_layer, h)
@@ -299,7 +316,7 @@ class Capture(Intercepting):
         elif record.skipped and self.untouched.steps_left and record.noted is None and not self.compiled:
             first = not h.requires_grad
             h = h.detach() if first else h.clone() if h._is_view() else h
-            h = Asked.apply(h, *model_layer.parameters)  # type: ignore[no-untyped-call]
+            h = Asked.apply(h, partial(self._answer, recording, record), *model_layer.parameters)  # type: ignore[no-untyped-call]
             if first and h.grad_fn is not None:
                 recording.source = h.grad_fn.next_functions[-1][0]
         elif not h.requires_grad:  # a first layer on constant input, its weight gradient skipped

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ddpnopt.errors import ModelError
+from ddpnopt.errors import ModelError, StepError
 from ddpnopt.linear.convolution import Conv
 from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import Layer
@@ -54,7 +54,7 @@ def combine(records: list[LayerRecord]) -> list[LayerRecord]:
         uses.setdefault(record.name, []).append(record)
     found = []
     for same in uses.values():
-        if len({type(record.layer) for record in same}) > 1:  # an embedding with ids of samples, and with shared ones
+        if len(same) > 1 and not _are_alike(same):
             for record in same:
                 leave(record)
         elif len(same) > 1:
@@ -139,6 +139,20 @@ def leave_input(record: LayerRecord) -> None:
     leave(record)
 
 
+def skipped_gradients(record: LayerRecord, p_h: Tensor) -> list[Tensor | None]:
+    """The gradients of a layer's parameters in the middle of a backward pass, without a graph of their own."""
+    if torch.is_grad_enabled():
+        raise StepError(
+            "autograd.grad(…, create_graph=True) by a parameter of the model: DDPNOpt has taken the layers with "
+            "feedback out of autograd's graph. Create it with DDPNOpt(model, weight_grads=True)."
+        )
+    dtype = record.parameters[0].dtype
+    x = record.model_layer.state_of(record.x, record.statistics)
+    x = x.to(dtype) if x.is_floating_point() else x
+    own = record.layer.grad(x, widened(p_h, record.span, record.layer.weight_shape[0]).to(dtype))
+    return [*own, *[None] * (len(record.parameters) - len(own))]
+
+
 def even_out(recordings: list[list[LayerRecord]]) -> None:
     """Let `.grad` have the gradient of a layer from all passes, if autograd has computed that of some of them."""
     skipped: dict[str, set[bool]] = {}
@@ -157,24 +171,20 @@ def together(layer: Layer, uses: list[Tensor]) -> Tensor:
     return uses[0] if len(uses) == 1 else layer.together(uses)
 
 
+def _are_alike(same: list[LayerRecord]) -> bool:
+    """Whether the uses of a layer can be places of one."""
+    layer, batch = same[0].layer, len(same[0].x)
+    if len({type(record.layer) for record in same}) > 1:  # an embedding with ids of samples, and with shared ones
+        return False
+    if any(not len(record.x) == record.h_shape[0] == batch for record in same):
+        return False
+    if not isinstance(layer, Conv) or layer.takes_any_size:
+        return True
+    return len({record.x.shape[-len(layer.weight_shape) :] for record in same}) == 1
+
+
 def _merged(same: list[LayerRecord]) -> LayerRecord:
     first, layer = same[0], same[0].layer
-    batch = len(first.x)
-    for record in same:
-        if not len(record.x) == record.h_shape[0] == batch:
-            raise ModelError(
-                f"Layer '{first.name}' ran on inputs of shape {tuple(first.x.shape)} and {tuple(record.x.shape)} in "
-                "one forward pass: the first dimension must be the same batch everywhere. "
-                f"exclude=['{first.name}'] leaves it to the base optimizer."
-            )
-        if (
-            isinstance(layer, Conv)
-            and record.x.shape[-len(layer.weight_shape) :] != first.x.shape[-len(layer.weight_shape) :]
-        ):
-            raise ModelError(
-                f"Convolution '{first.name}' ran on inputs of shape {tuple(first.x.shape)} and {tuple(record.x.shape)} "
-                f"in one step: exclude=['{first.name}'] leaves it to the base optimizer."
-            )
     if isinstance(layer, Given):  # the gradients of all its uses, in all passes, add up
         first.p_h = torch.stack([record.p_h for record in same if record.p_h is not None]).sum(0)
         return first
@@ -193,12 +203,28 @@ def _merged(same: list[LayerRecord]) -> LayerRecord:
     return first
 
 
-def leave_unequal(recordings: list[list[LayerRecord]]) -> list[list[LayerRecord]]:
-    """Leave norms and embeddings that micro-batches do not have in common, with equal shapes, to the base optimizer."""
-    shapes = [{r.name: (r.x.shape[1:], len(r.uses)) for r in records} for records in recordings]
-    common = {name for name, shape in shapes[0].items() if all(other.get(name) == shape for other in shapes[1:])}
-    for records in recordings:
-        for record in records:
-            if not record.model_layer.required and record.name not in common:
-                leave(record)
+def are_alike(a: LayerRecord, b: LayerRecord) -> bool:
+    """Whether a layer ran alike in two micro-batches, up to the number of places."""
+    if a.x.shape[1:] == b.x.shape[1:] and a.h_shape[1:] == b.h_shape[1:]:
+        return len(a.uses) == len(b.uses)
+    if len(a.uses) > 1 or len(b.uses) > 1 or (isinstance(a.layer, Conv) and not a.layer.takes_any_size):
+        return False
+    return a.x.dim() == b.x.dim() and len(a.h_shape) == len(b.h_shape)
+
+
+def of_common_layers(recordings: list[list[LayerRecord]]) -> list[list[LayerRecord]]:
+    """The records of micro-batches without norms and embeddings that these do not have in common."""
+    others = [{r.name: r for r in records} for records in recordings[1:]]
+    common = {r.name for r in recordings[0] if all(r.name in other and are_alike(r, other[r.name]) for other in others)}
     return [[r for r in records if r.model_layer.required or r.name in common] for records in recordings]
+
+
+def leave_unequal(recordings: list[list[LayerRecord]]) -> list[list[LayerRecord]]:
+    """Leave such norms and embeddings to the base optimizer; the records of the other layers."""
+    common = of_common_layers(recordings)
+    for records, kept in zip(recordings, common, strict=True):
+        names = {record.name for record in kept}
+        for record in records:
+            if record.name not in names:
+                leave(record)
+    return common

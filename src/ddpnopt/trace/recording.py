@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ddpnopt.errors import ModelError, StepError
+from ddpnopt.errors import ModelError
 from ddpnopt.linear.given import Given
 from ddpnopt.trace.layout import Layout
 from ddpnopt.trace.model_layers import ModelLayer
@@ -94,6 +94,7 @@ class Recording:
     links: Sequence[dict[int, int]] = ()  # of each of them: which inputs are outputs before it
     serial = 0  # which forward pass it is
     task = -1  # which backward pass has come through
+    asked = -1  # which was `autograd.grad(…)` by a weight
     anchor: Any = None  # a node of the graph that the backward pass of a loss runs, and autograd.grad(…) does not
     source: Any = None  # … that does so where a first layer has read constant inputs; another backward pass tells
     loose: Uses | None = None  # the uses of parameters that belong to no layer
@@ -217,11 +218,6 @@ class Recording:
 
     def check(self) -> None:
         """Raise an error if no step can be taken from this recording."""
-        if not self.training:
-            raise StepError(
-                "The model was in eval mode in the forward pass: call model.train() before training steps. (Single "
-                "modules, such as frozen batch norms, may stay in eval mode.)"
-            )
         first = self.layers[0] if self.layers else None
         for record in self.layers:
             assert first is not None
@@ -247,6 +243,8 @@ class Recording:
 
 def is_derivative(recording: Recording) -> bool:
     """Whether the running backward pass is `autograd.grad(…)` by an input, not that of the loss."""
+    if recording.asked != -1 and recording.asked == torch._C._current_graph_task_id():
+        return True
     if torch.is_grad_enabled():  # create_graph=True: it will be a part of the loss
         recording.arrivals.see_derivative(recording)
         return True

@@ -18,6 +18,7 @@ from ddpnopt.trace.layer_uses import later, together
 from ddpnopt.trace.loose import Touch, Uses, Watch
 from ddpnopt.trace.max_pooling import PlainMaxPooling
 from ddpnopt.trace.model_layers import ModelLayer
+from ddpnopt.trace.modes import in_mode
 from ddpnopt.trace.probes import Cut, Paths, Probe
 from ddpnopt.trace.random_numbers import HostGenerators, HostState, RandomState
 from ddpnopt.trace.recording import Recording
@@ -71,7 +72,7 @@ class Playback:
 
     @contextmanager
     def _conditions_of(self, recording: Recording, visitor: Visitor | None) -> Iterator[None]:
-        """Autocast and random numbers as in the recorded pass; hooks call the visitor instead of recording."""
+        """Mode, autocast and random numbers as in the recorded pass; hooks call the visitor instead of recording."""
         enabled, dtype, kind = recording.autocast
         same = not enabled and not torch.is_autocast_enabled(kind)
         autocast: Any = nullcontext() if same else torch.autocast(kind, dtype=dtype, enabled=enabled)
@@ -80,7 +81,7 @@ class Playback:
         self._visitor = visitor
         Playback.replays += 1
         try:
-            with buffers, autocast:
+            with in_mode(self.model, recording.training), buffers, autocast:
                 recording.rng.restore(recording.device)
                 yield
         finally:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ddpnopt.errors import StepError
+Answer = Callable[[Tensor], list[Tensor | None]]
 
 
 class Source(torch.autograd.Function):
@@ -28,20 +29,25 @@ class Source(torch.autograd.Function):
 
 
 class Asked(Source):
-    """A source whose anchors are weights that autograd has skipped: says so if `autograd.grad` is asked for them."""
+    """A source whose anchors are weights that autograd has skipped: `answer` has their gradients if asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, answer: Answer, *anchors: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.answer = answer
+        ctx.mark_dirty(h)
+        return h
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad
+        found: list[Tensor | None] = [None] * (len(wanted) - 2)
         for node, _ in torch._C._current_autograd_node().next_functions[1:]:
             try:
                 torch._C._will_engine_execute_node(node)  # type: ignore[arg-type]
             except RuntimeError:  # raised for a leaf that autograd.grad(…) is to return
-                raise StepError(
-                    "autograd.grad(…) by a parameter of the model: DDPNOpt has taken the layers with feedback out of "
-                    "autograd's graph. Create it with DDPNOpt(model, weight_grads=True)."
-                ) from None
-        wanted = ctx.needs_input_grad
-        return (grad if wanted[0] else None, *[None] * (len(wanted) - 1))
+                found = ctx.answer(grad)
+                break
+        return (grad if wanted[0] else None, None, *found)
 
 
 def source_of(h: Tensor) -> tuple[Tensor, Tensor]:

@@ -71,3 +71,12 @@ def warn_of_change() -> None:
         "remove the call, unless you need its result.",
         TrainingWarning,
     )
+
+
+def warn_of_asking() -> None:
+    """Once, too."""
+    warn_user(
+        "autograd.grad(…) by a parameter of the model: DDPNOpt does not let autograd compute gradients of layers with "
+        "feedback. From now on they are computed, as with weight_grads=True, which costs some time.",
+        TrainingWarning,
+    )
