@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddpnopt import DDPNOpt
-from ddpnopt.ddp.step_length import Evidence, StepLength
+from ddpnopt.ddp.batch_evidence import Evidence
+from ddpnopt.ddp.step_length import StepLength
 
 
 @pytest.mark.parametrize("name", ["l1_loss", "smooth_l1_loss"])

@@ -15,6 +15,7 @@ from ddpnopt._checks import require
 from ddpnopt.curvature.base import Curvature, Seen, State
 from ddpnopt.curvature.diagonal import Identity
 from ddpnopt.errors import NonFiniteError
+from ddpnopt.linear.eigen import eigh
 from ddpnopt.linear.layer import Layer
 from ddpnopt.linear.metric import Metric
 
@@ -153,5 +154,5 @@ def _whitening(damped: Tensor) -> Tensor:
 def _eigh(factor: Tensor) -> tuple[Tensor, Tensor]:
     if not bool(factor.isfinite().all()):  # LAPACK would report an ill-conditioned matrix
         raise NonFiniteError("A Kronecker factor is not finite: V_h has diverged. Use a smaller lr.")
-    values, vectors = torch.linalg.eigh(factor)
+    values, vectors = eigh(factor)
     return values.clamp_min(0), vectors

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ddpnopt._distributed import Peers
+from ddpnopt.linear.eigen import eigh
 from ddpnopt.linear.layer import in_precision
 
 LEADING = 32  # directions that are followed in large matrices
@@ -293,7 +294,7 @@ def _follow(rows: Tensor, share: float, decay: float, state: dict[str, Any], sid
     if Q is not None and E is not None:
         inside = Q.T @ Z
         H.addmm_(inside.T * (decay * E), inside)
-    E, V = torch.linalg.eigh(H)
+    E, V = eigh(H)
     state[side + "_values"], state[side + "_basis"] = E[-r:].clamp_min(0), Z @ V[:, -r:]
 
 
@@ -334,7 +335,7 @@ def root(
     change = math.inf if used is None else float(torch.dist(current, used)) / state[side + "_norm"]
     if change <= CHANGED:
         return Root(state[side + "_root"]).with_factor(factor), 0.0
-    values, Q = torch.linalg.eigh(current)
+    values, Q = eigh(current)
     state[side + "_used"], state[side + "_norm"] = current, math.hypot(*values.tolist())
     levels = values.clamp_min_(0).add_(floor).pow_(power)
     return Root({"levels": levels, "basis": Q, "factor": factor}), 2 * abs(power) * change

@@ -26,6 +26,7 @@ from ddpnopt.ddp.output_metric import mixed_terms, output_metric
 from ddpnopt.ddp.segment import Pullback
 from ddpnopt.ddp.stage import Direction, Policy, Stage
 from ddpnopt.ddp.value.chain import OnChain
+from ddpnopt.linear.eigen import eigh
 from ddpnopt.linear.layer import Parts
 from ddpnopt.linear.metric import Metric
 
@@ -173,8 +174,5 @@ def _trace(V: Tensor, N: Tensor) -> Tensor:
 def _positive(V: Tensor) -> Tensor:
     """V without its negative eigenvalues."""
     require_finite([V], "V_xx", ADVICE)  # eigh would report a failure to converge
-    try:
-        values, vectors = torch.linalg.eigh(V)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # eigenvalues too far apart for single precision
-        values, vectors = (part.to(V.dtype) for part in torch.linalg.eigh(V.double()))
+    values, vectors = eigh(V)
     return (vectors * values.clamp_min(0)[:, None, :]) @ vectors.mT

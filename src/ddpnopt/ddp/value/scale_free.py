@@ -31,14 +31,15 @@ from torch import Tensor
 from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp.balance import balanced, look
 from ddpnopt.ddp.balanced import Scaled
+from ddpnopt.ddp.batch_evidence import Evidence
 from ddpnopt.ddp.loss import sqrt_curvature
 from ddpnopt.ddp.stacked import Stacked
 from ddpnopt.ddp.stage import Displacement, Stage
-from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.value import shares
 from ddpnopt.ddp.value.batch import TOGETHER, Batch, Solver, System
 from ddpnopt.ddp.value.coupling import Coupling
 from ddpnopt.ddp.value.priors import Priors
+from ddpnopt.ddp.value.reactions import Reactions
 from ddpnopt.ddp.value.sizes import numbers, set_sizes
 from ddpnopt.ddp.value.stage_cost import CostChange
 from ddpnopt.linear.layer import in_precision, per_sample_dot
@@ -93,7 +94,7 @@ class ScaleFree(Batch):
         self._first: Tensor | None = None  # the Cholesky factor there
         self._inverse: Tensor | None = None  # of the matrix there, (N, N), or of those of all stages, (T, N, N)
         self._plan: Tensor | None = None  # the weights of the samples by the solution at the first stage
-        self._reactions: list[Tensor] = []  # … and by those of the stages that have reacted to their new inputs
+        self._reactions: Reactions | None = None  # … and by those of the stages that react to their new inputs
 
     def prepare(self, stage: Stage) -> None:
         self._balance(stage)
@@ -285,6 +286,7 @@ class ScaleFree(Batch):
         if self.planned:
             self._first = self._inverse = self._roots = None  # nothing is left to solve
             return
+        self._reactions = Reactions(self._plan)
         assert self._roots is not None
         self.target = self.target * fraction
         if self._ys is not None:
@@ -308,18 +310,11 @@ class ScaleFree(Batch):
             assert self._plan is not None
             return self._plan
         w = super()._weights(system, c)
-        if c is not None:
-            self._reactions.append(w)
-        return w
+        return w if c is None or self._reactions is None else self._reactions.take(w)
 
     def reaction(self) -> float:
         """How far the stages have reacted to their new inputs: the weights of the samples, relative to the plan."""
-        found, self._reactions = self._reactions, []
-        if not found or self._plan is None:
-            return 0.0
-        apart = torch.stack(found).sub_(self._plan)
-        away, size = float(torch.linalg.vector_norm(apart)), float(torch.linalg.vector_norm(self._plan))
-        return away / size / len(found) ** 0.5 if size > 0 else 0.0
+        return 0.0 if self._reactions is None else self._reactions.relative()
 
     def _take(self, fraction: float) -> None:
         """Let all stages take this fraction of the prior."""
