@@ -107,10 +107,7 @@ class StepLength:
     reach: float = math.inf  # the fraction with which the last step would have changed a layer by REACH
 
     def level(self, loss: float | None) -> float | None:
-        """The loss of a batch as a level above its minimum: none, zero, once it has been below zero.
-
-        A loss that changes its sign from batch to batch (advantages in a policy gradient) has no level in any of them.
-        """
+        """The loss as a level above its minimum: none, zero, once it has been below zero (policy gradients)."""
         self.below_zero = self.below_zero or (loss is not None and loss < 0)
         return 0.0 if self.below_zero else loss
 
