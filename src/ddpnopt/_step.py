@@ -17,10 +17,10 @@ from ddpnopt._rescale import rescale
 from ddpnopt._step_length import accept_length, choose_fraction, is_beyond_precision, keep_update, take_back_if_wrong
 from ddpnopt._troubles import DEAD_EVERY
 from ddpnopt._value import Passes
-from ddpnopt.ddp.batch_evidence import Evidence
 from ddpnopt.ddp.loss import total_loss
 from ddpnopt.ddp.penalty import Penalties
 from ddpnopt.ddp.stage import Displacement, Stage
+from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
 from ddpnopt.ddp.value import ScaleFree, ValueFunction
 from ddpnopt.errors import StepError

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from ddpnopt._checks import ADVICE, not_finite
 from ddpnopt._losses import rounding
-from ddpnopt.ddp.batch_evidence import Evidence
-from ddpnopt.ddp.step_length import REACH, RESOLUTION, SHRINK
+from ddpnopt.ddp.step_length import REACH, RESOLUTION, SHRINK, Evidence
 from ddpnopt.ddp.value import ScaleFree
 from ddpnopt.linear.layer import spectral_norm, stacked
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt
-from ddpnopt.ddp.batch_evidence import Evidence
-from ddpnopt.ddp.step_length import OWN, SHRINK, StepLength
+from ddpnopt.ddp.step_length import OWN, SHRINK, Evidence, StepLength
 from ddpnopt.ddp.value.reactions import Reactions
 
 FOUND = Evidence(1.0, 1.8, 1.7, 1.5, 1.6)
@@ -66,24 +65,14 @@ def test_noise_of_the_slope_at_the_next_batch_is_not_a_curvature_that_grows_with
     assert length.kappa < 2
 
 
-@pytest.mark.parametrize("jump", [0.0, 0.01, 0.1])
-def test_a_loss_that_jumps_at_any_length_while_its_slope_stays_does_not_stop_the_training(jump: float) -> None:
-    length = StepLength()
-    for _ in range(300):
-        asked = length.choose(FOUND)
-        length.learn(FOUND, asked, asked, jump - asked * FOUND.own + 0.5 * FOUND.own_curvature * asked**2)
-        length.feel(-max(0.0, 1 - asked * FOUND.own_curvature / FOUND.own) * length.decrease)
-    assert asked > 0.1
-
-
 @settings(max_examples=50)
-@given(st.integers(0, 1000), st.floats(0, 100))
-def test_no_reaction_is_larger_than_the_plan(seed: int, size: float) -> None:
+@given(st.integers(0, 1000), st.floats(0, 3))
+def test_a_reaction_larger_than_the_plan_is_none(seed: int, size: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     plan, apart = torch.randn(2, 8, generator=generator, dtype=torch.float64)
     apart *= size * plan.norm() / apart.norm()
-    expected = plan + apart * min(1.0, 1 / max(size, 1e-30))
-    assert torch.allclose(Reactions(plan).take(plan + apart), expected, atol=1e-12)
+    assume(abs(size - 1) > 1e-6)
+    assert Reactions(plan).take(plan + apart).equal(plan + apart if size < 1 else plan)
 
 
 class Coded(nn.Module):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpnopt.ddp.batch_evidence import Evidence
-from ddpnopt.ddp.step_length import StepLength
+from ddpnopt.ddp.step_length import Evidence, StepLength
 
 
 def after(unseen: list[float], *, coupled: bool = False, slope: float = 0.0, steps: int = 60) -> StepLength:

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddpnopt import DDPNOpt
-from ddpnopt.ddp.batch_evidence import Evidence
-from ddpnopt.ddp.step_length import StepLength
+from ddpnopt.ddp.step_length import Evidence, StepLength
 
 
 @pytest.mark.parametrize("name", ["l1_loss", "smooth_l1_loss"])

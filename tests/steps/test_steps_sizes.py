@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from step_runs import losses_of
 from torch import Tensor, nn
 
-from ddpnopt.ddp.batch_evidence import Evidence
 from ddpnopt.ddp.covariance import note_scale
 from ddpnopt.ddp.stage import Stage
-from ddpnopt.ddp.step_length import GROWTH, PROBE, RISE, StepLength
+from ddpnopt.ddp.step_length import GROWTH, PROBE, RISE, Evidence, StepLength
 from ddpnopt.ddp.value.sizes import set_sizes
 from ddpnopt.linear.linear import Linear
 

@@ -13,9 +13,8 @@ decide on alpha, all of them relative to the loss, so that no scale enters:
   have gone further down, for any network and any loss, also where samples are coupled (batch norm, contrastive losses)
   and leaving one out means nothing: there it takes the place of the first estimate, within what the curvature allows.
   Where noise alone hides what samples left out say, it has to be clearly negative for a length to be kept.
-  With batch norm it decides alone, and where the loss does not follow its slope (codes that flip, signs). There a
-  network is rough at a small scale: gradients explode, and short steps measure a curvature that longer ones do not
-  meet. Bounded by it, steps get shorter and shorter, and stay in the rough.
+  With batch norm it decides alone. There a deep network is rough at a small scale: gradients explode, and short steps
+  measure a curvature that longer ones do not meet. Bounded by it, steps get shorter and shorter, and stay in the rough.
 
 Fractions at most double from step to step, and while samples left out still gain from a step only the curvature makes
 them fall: what is best for the next step alone gets shorter and shorter in the noise of a few steep directions, long
@@ -29,8 +28,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-
-from ddpnopt.ddp.batch_evidence import Evidence, mean_and_error
 
 START = 0.01  # of the loss: what the first step asks for; it doubles from there
 DECAY = 0.9  # of the running estimates of the curvature
@@ -59,6 +56,17 @@ PROBE = 4.0  # times a step that the curvature has bounded: now and then a step 
 AGAIN = 50  # steps after which it is tested again if it was none
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """What the joint model says of a step that asks for all of the loss; everything is relative to the loss."""
+
+    loss: float  # of the batch, above its minimum
+    own: float  # first-order decrease of the batch's own loss
+    own_curvature: float  # twice the second-order term of it
+    unseen: float  # first-order decrease of the loss of samples left out
+    unseen_curvature: float
+
+
 @dataclass
 class StepLength:
     """The fraction of the next step, and the running estimates behind it."""
@@ -81,9 +89,6 @@ class StepLength:
     decrease: float = 0.0  # first-order decrease of the last step
     slope: float = 0.0  # running slope after a step, relative to `decrease`
     slope_weight: float = 0.0
-    steady: float = 0.0  # the same with the memory of the curvature
-    steady_square: float = 0.0
-    steady_weight: float = 0.0
     expected: float = 0.0  # running mean of the losses that were seen
     deviation: float = 0.0  # … and of their distance from it
     seen: int = 0
@@ -107,7 +112,10 @@ class StepLength:
     reach: float = math.inf  # the fraction with which the last step would have changed a layer by REACH
 
     def level(self, loss: float | None) -> float | None:
-        """The loss as a level above its minimum: none, zero, once it has been below zero (policy gradients)."""
+        """The loss of a batch as a level above its minimum: none, zero, once it has been below zero.
+
+        A loss that changes its sign from batch to batch (advantages in a policy gradient) has no level in any of them.
+        """
         self.below_zero = self.below_zero or (loss is not None and loss < 0)
         return 0.0 if self.below_zero else loss
 
@@ -165,14 +173,13 @@ class StepLength:
         last, gains = self.fraction, self.unseen > RESOLUTION * self.own
         on_batch = OWN * self.own / max(self.kappa * self.own_curvature, 1e-300)
         wanted = last
-        slope_alone = self.coupled or self._is_rough()
-        if self.slope_weight > 0 and (slope_alone or not gains):  # leaving samples out says nothing
+        if self.slope_weight > 0 and (self.coupled or not gains):  # leaving samples out says nothing
             kept_at = NORMED if self.coupled else -SLOPE_OFFSET if self._is_noise() else SLOPE_OFFSET
             slope = self.slope / self.slope_weight
             wanted = last * math.exp(SLOPE_GAIN * (kept_at - slope))
-            if slope_alone:  # the curvature at this length says nothing about longer steps
+            if self.coupled:  # the curvature at this length says nothing about longer steps
                 self.beyond, on_batch = self.beyond or slope > kept_at, math.inf
-                wanted = GROWTH * last if self.coupled and not self.beyond else wanted
+                wanted = wanted if self.beyond else GROWTH * last
         elif gains:
             wanted = max(last, PATIENCE * self.unseen / max(self.kappa * self.unseen_curvature, 1e-300))
         if self.unseen_curvature <= 0:  # batches of one sample: nothing is known of the others
@@ -187,19 +194,9 @@ class StepLength:
         """Whether samples left out say nothing because of noise, and not because they are coupled to the others."""
         if self.weight <= 0:
             return False
-        mean, deviation = mean_and_error(self.unseen, self.unseen_square, self.weight, EVIDENCE)
-        return mean > -NOISE * deviation
-
-    def _is_rough(self) -> bool:
-        """Whether the loss does not follow its slope, so that it says nothing about the length of a step.
-
-        Along a step a convex loss misses no more of the first-order decrease than its slope has changed: at most from
-        the one at the start, which is no steeper for the next batch than for its own, to what the next batch finds.
-        """
-        if self.steady_weight < 0.5:
-            return False
-        mean, deviation = mean_and_error(self.steady, self.steady_square, self.steady_weight, DECAY)
-        return 0.5 * self.true_curvature > (1 + mean + NOISE * deviation) * self.promised
+        mean = self.unseen / self.weight
+        variance = max(self.unseen_square / self.weight - mean**2, 0.0)
+        return mean > -NOISE * math.sqrt(variance * (1 - EVIDENCE) / (1 + EVIDENCE))
 
     def is_within_reach(self, share: float, taken: float) -> bool:
         """Take in by which share of its size a step of fraction `taken` changes a layer, and judge it."""
@@ -210,21 +207,19 @@ class StepLength:
     def feel(self, slope: float) -> None:
         """Take in the slope of the next batch's loss along the last update, relative to its loss.
 
-        It is judged by the decrease that the step has promised, no more than the whole loss: where a network is rough,
-        steps promise many times that.
+        It is judged by the decrease that the step has promised, which is no more than the whole loss: where a network
+        is rough, far longer steps than the gradient is good for promise many times that.
         """
         relative = max(-1.0, min(1.0, slope / max(min(self.decrease, 1.0), RESOLUTION)))
         self.slope = FELT_DECAY * self.slope + (1 - FELT_DECAY) * relative
         self.slope_weight = FELT_DECAY * self.slope_weight + 1 - FELT_DECAY
-        self.steady = DECAY * self.steady + (1 - DECAY) * relative
-        self.steady_square = DECAY * self.steady_square + (1 - DECAY) * relative**2
-        self.steady_weight = DECAY * self.steady_weight + 1 - DECAY
 
     def longer_to_try(self, taken: float, change: float | None) -> float:
         """By what to make a step longer, once, to see whether the curvature is one at a small scale only; 1: not now.
 
-        Where a layer norm follows weights near zero, a network is rough at their scale and smooth beyond it. More and
-        more steps pass between two attempts in vain, so that they cost next to nothing.
+        Where a layer norm follows weights near zero, a network is rough at the scale of these weights and smooth beyond
+        it. Steps bounded by the curvature of the rough stay there. How many steps pass between two attempts in vain
+        grows with their number, so that they cost next to nothing.
         """
         if change is None or not self.bounded or self.amiss > 0 or self.steps <= self.wait:
             return 1.0
@@ -251,8 +246,9 @@ class StepLength:
     def is_to_be_tested(self, found: Evidence, taken: float, change: float | None) -> bool:
         """Whether to make a step again, shorter: what a curvature takes from it falls with the square of its length.
 
-        Where the gradient is not that of the loss (targets without a gradient), a part of the decrease never comes.
-        Taken for a curvature, it would grow as steps get shorter, until the training stands still.
+        Where the gradient is not that of the loss (straight-through estimators, targets without a gradient), a part of
+        the decrease never comes, in short steps as in long ones. Taken for a curvature, it would grow as steps get
+        shorter, until the training stands still.
         """
         decrease = taken * found.own
         due = self.kappa > self.doubted or (self.amiss > 0 and self.steps >= self.tested + AGAIN)

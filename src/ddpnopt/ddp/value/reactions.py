@@ -15,15 +15,13 @@ class Reactions:
         self._seen: list[Tensor] = []
 
     def take(self, w: Tensor) -> Tensor:
-        """Take in what a stage asks for; the plan and what differs from it, made no larger than the plan.
+        """Take in what a stage asks for; that, or the plan where they differ by more than the size of the plan.
 
         A reaction corrects the plan. One that is larger answers a change of the inputs that is none to first order (a
         code that flips, a unit that dies), and would fit the weights to the places where the samples of this batch are.
         """
         self._seen.append(w)
-        apart = w - self.plan
-        most = self._size / torch.linalg.vector_norm(apart).clamp_min(torch.finfo(apart.dtype).tiny)
-        return torch.addcmul(self.plan, apart, most.clamp_max(1.0))
+        return torch.where(torch.linalg.vector_norm(w - self.plan) <= self._size, w, self.plan)
 
     def relative(self) -> float:
         """How far the stages have differed from the plan, relative to it."""

@@ -31,10 +31,10 @@ from torch import Tensor
 from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp.balance import balanced, look
 from ddpnopt.ddp.balanced import Scaled
-from ddpnopt.ddp.batch_evidence import Evidence
 from ddpnopt.ddp.loss import sqrt_curvature
 from ddpnopt.ddp.stacked import Stacked
 from ddpnopt.ddp.stage import Displacement, Stage
+from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.value import shares
 from ddpnopt.ddp.value.batch import TOGETHER, Batch, Solver, System
 from ddpnopt.ddp.value.coupling import Coupling
