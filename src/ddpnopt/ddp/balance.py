@@ -33,7 +33,7 @@ REFRESH = 4
 LONGEST = 16  # steps from one look to the next where looks change little
 STEADY = 0.07  # relative change of the metric by a look: with less the next one comes later
 FLOOR = 0.01  # of a mean square, relative to their mean: a silent feature is not amplified without bound
-LOW = 0.001  # … of matrices of output gradients: a silent input may become loud, small gradients harm no loss
+LOW = 0.002  # … of matrices of output gradients: a silent input may become loud, small gradients harm no loss
 ALIKE = 1e-3  # relative to a gradient: how far it may be from a multiple of the weights
 POWER = -0.25  # of a mean square: 1/4 on each side of the Gram matrix is M^1/2
 
