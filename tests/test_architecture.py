@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "_penalties": [*BASE, "linear", "ddp", "trace"],
     "_value": [*BASE, "linear", "curvature", "ddp", "trace", "_losses"],
     "_step_length": [*BASE, "linear", "ddp", "_losses"],
+    "_taking_back": [*BASE, "linear", "ddp", "_losses", "_step_length"],
     "_troubles": BASE,
     "_held": [*BASE, "linear", "trace"],
     "_capture_of": ["trace"],
@@ -42,9 +43,11 @@ MAY_IMPORT: dict[str, list[str]] = {
     "_rescale": [*BASE, "linear", "ddp", "trace", "_losses", "_penalties", "_collect"],
     "_step": [
         *BASE, "linear", "curvature", "ddp", "trace", "_parameters", "_losses", "_value", "_step_length", "_collect",
-        "_rescale", "_troubles",
+        "_rescale", "_taking_back", "_troubles",
     ],
-    "_derivative_step": [*BASE, "linear", "curvature", "ddp", "trace", "_value", "_collect", "_step_length", "_step"],
+    "_derivative_step": [
+        *BASE, "linear", "curvature", "ddp", "trace", "_value", "_collect", "_step_length", "_step", "_taking_back",
+    ],
     "optimizer": [
         *BASE, "_memory", "_options", "_averaging", "checkpoint",
         "linear", "curvature", "ddp", "trace", "_parameters", "_value", "_step", "_derivative_step",

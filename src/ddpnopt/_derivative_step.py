@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ddpnopt._checks import ADVICE, not_finite
 from ddpnopt._step import Step
-from ddpnopt._step_length import take_back
+from ddpnopt._taking_back import take_back
 from ddpnopt._value import Passes
 from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.sweep import Log, backward_pass, forward_pass
@@ -52,10 +52,10 @@ class DerivativeStep(Step):
         self.joint, self.joint_losses = joint, joint.losses
         self._trust_before = replace(opt._trust)
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        super().__exit__(kind, *rest)
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> bool:
         if kind is not None:
             self.opt._trust = self._trust_before
+        return super().__exit__(kind, *rest)
 
     def _take(self) -> tuple[Recording | None, Passes]:
         return self.joint.recording, self.opt._capture

@@ -165,7 +165,23 @@ class Parameters:
         values, gradients = _as_real([p.detach() for p in parameters]), _as_real(gradients)
         distance.step(values, gradients, [self.state[p] for p in parameters], factors, share)
 
-    def update_recorded(self, record: LayerRecord, peers: Peers, mean: bool) -> None:
+    def update_all(
+        self,
+        rest: list[nn.Parameter],
+        records: list[LayerRecord],
+        known: list[ModelLayer],
+        peers: Peers,
+        *,
+        mean: bool,
+    ) -> None:
+        """All without feedback."""
+        self.update_open_loop(rest)
+        for record in records:
+            self._update_recorded(record, peers, mean)
+        for layer in known:
+            self._update_known(layer)
+
+    def _update_recorded(self, record: LayerRecord, peers: Peers, mean: bool) -> None:
         """Q_ux = 0 (Proposition 1) for a curvature that uses inputs and output gradients: KFAC or EKFAC on `.grad`."""
         scale = float(peers.batch(len(record.x))) if mean else 1.0
         dtype = record.parameters[0].dtype  # autocast may have recorded smaller ones
@@ -175,7 +191,7 @@ class Parameters:
         (settings,) = self.of_layers([record])
         self._update(record.parameters, settings, self.curvature, record.layer, watched)
 
-    def update_known(self, layer: ModelLayer) -> None:
+    def _update_known(self, layer: ModelLayer) -> None:
         """The same, with the curvature of an earlier step."""
         (settings,) = self.of_layers([layer])
         self._update(layer.parameters, settings, self.curvature, layer.layer, {"solve_only": True})

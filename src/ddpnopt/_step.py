@@ -14,7 +14,8 @@ from ddpnopt._collect import OUTSIDE, dead_layers, is_chain, one_recording, ran_
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
 from ddpnopt._losses import Losses, are_certain
 from ddpnopt._rescale import rescale
-from ddpnopt._step_length import accept_length, choose_fraction, is_beyond_precision, keep_update, take_back_if_wrong
+from ddpnopt._step_length import accept_length, choose_fraction, is_beyond_precision, keep_update
+from ddpnopt._taking_back import take_back_if_not_finite, take_back_if_wrong
 from ddpnopt._troubles import DEAD_EVERY
 from ddpnopt._value import Passes
 from ddpnopt.ddp.loss import total_loss
@@ -23,7 +24,7 @@ from ddpnopt.ddp.stage import Displacement, Stage
 from ddpnopt.ddp.step_length import Evidence
 from ddpnopt.ddp.sweep import Log, Policies, backward_pass, forward_pass, predicted_change
 from ddpnopt.ddp.value import ScaleFree, ValueFunction
-from ddpnopt.errors import StepError
+from ddpnopt.errors import NonFiniteError, StepError
 from ddpnopt.linear.layer import add, in_precision
 from ddpnopt.trace.model_layers import ModelLayer
 from ddpnopt.trace.recording import LayerRecord, Recording
@@ -81,11 +82,15 @@ class Step:
     def __enter__(self) -> Step:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.undo()
-            for kept, before in self._lengths:
-                vars(kept).update(before)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        if kind is None:
+            return False
+        self.undo()
+        for kept, before in self._lengths:
+            vars(kept).update(before)
+        taken_back = issubclass(kind, NonFiniteError) and take_back_if_not_finite(self)
+        self.opt.report.undone += taken_back
+        return taken_back
 
     # -- collect -----------------------------------------------------------------------------------------------------
 
@@ -276,12 +281,7 @@ class Step:
 
     def apply_base_optimizer(self) -> None:
         """Without feedback: the base optimizer for all parameters."""
-        parameters = self.opt._parameters
-        parameters.update_open_loop(self.rest)
-        for record in self.layers:
-            parameters.update_recorded(record, self.peers, self.opt.form.mean)
-        for layer in self.known:
-            parameters.update_known(layer)
+        self.opt._parameters.update_all(self.rest, self.layers, self.known, self.peers, mean=self.opt.form.mean)
 
     def accept(self) -> bool:
         """Whether the loss of the same batch has not increased, where that can be judged."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ddpnopt._checks import ADVICE, not_finite
 from ddpnopt._losses import rounding
@@ -17,7 +16,6 @@ from ddpnopt.linear.layer import spectral_norm, stacked
 
 if TYPE_CHECKING:
     from ddpnopt._step import Step
-    from ddpnopt.optimizer import DDPNOpt
 
 OVERREACH = 4.0  # |J phi|^2 relative to the loss (2 is all of it): beyond that the memory does not fit the batch
 TOLERATED = 1.0  # increase of the batch's loss, relative to it: beyond that a step is undone and made shorter
@@ -52,10 +50,10 @@ def choose_fraction(step: Step, value: ScaleFree, shorter: float) -> None:
 def is_beyond_precision(step: Step) -> bool:
     """Whether the decrease that a step promises is none that the loss could show: its comparison would be noise."""
     found = step.evidence
-    return found is not None and 0 < step.fraction * found.own * found.loss <= _rounding(step)
+    return found is not None and 0 < step.fraction * found.own * found.loss <= rounding_of(step)
 
 
-def _rounding(step: Step) -> float:
+def rounding_of(step: Step) -> float:
     """Differences of the batch loss up to here are rounding errors; several processes would have to agree on it."""
     assert step.recording is not None
     return rounding(step.recording, step.losses, step.loss_before or 0.0) if step.peers.alone else 0.0
@@ -154,71 +152,6 @@ def _updates(step: Step) -> list[list[Tensor]]:
     old, new = [u for stage in unknown for u in stage.u], [w for stage in unknown for w in stage.weights]
     differences = iter(torch._foreach_sub(old, new) if unknown else ())
     return [stage.update or [next(differences) for _ in stage.u] for stage in step.stages]
-
-
-def take_back_if_wrong(step: Step) -> bool:
-    """Undo the last step if its loss was a guess, or not looked at, and the next one tells that it has gone wrong."""
-    opt = step.opt
-    loss, peers = opt._loss_value, step.peers
-    if not peers.alone:  # all processes have to come to the same conclusion
-        total = peers.total(math.nan if loss is None else loss)
-        loss = None if math.isnan(total) else total
-    if not opt._length.is_surprised(loss):
-        return False
-    judged = step.certain and opt._rollouts.planned == 0
-    opt._rollouts.doubt()
-    if judged or _is_cleared(step) or not take_back(opt, 1.0):
-        return False
-    opt._length.retreat()
-    return True
-
-
-def _is_cleared(step: Step) -> bool:
-    """Whether the batch is the surprise, and not the last step: before it the loss of this batch was large as well.
-
-    Outliers, other data, another loss and weights that were set from outside give large losses, too. The step is judged
-    on this batch as a roll-out judges one on its own. A guess of the loss has the true value and gradient at the
-    outputs of this batch, and those before the step are close to them.
-    """
-    now, recording = step._batch_loss(), step.recording
-    if recording is None or now is None:
-        return False
-    parts = [pair for _, parameters, update in _last_updates(step.opt) for pair in zip(parameters, update, strict=True)]
-    weights = [p.detach().clone() for p, _ in parts]
-    for p, part in parts:
-        p.detach().add_(part)
-    try:
-        before = step._batch_loss(step.passes.replay(recording, lambda t, x: None))
-    finally:
-        for (p, _), weight in zip(parts, weights, strict=True):
-            p.detach().copy_(weight)
-    return before is not None and step._total(now) <= (1 + TOLERATED) * step._total(before) + _rounding(step)
-
-
-def _last_updates(opt: DDPNOpt) -> Iterator[tuple[dict[str, Any], list[nn.Parameter], list[Tensor]]]:
-    """State and parameters of each layer, and old minus new weights of the last step, where they are known."""
-    for layer in opt._capture.layers:
-        state = opt.state.get(layer.parameters[0], {})
-        update = state.get("update")
-        if update is not None and len(update) == len(layer.parameters):  # no bias has been frozen or unfrozen since
-            yield state, layer.parameters, update
-
-
-def take_back(opt: DDPNOpt, share: float) -> bool:
-    """Undo this share of the last step; False if nothing is known of it.
-
-    Weight decay, which `keep_update` leaves out, stays: it does not follow from the loss that has misled the step.
-    """
-    known = list(_last_updates(opt))
-    for layer in opt._capture.layers:
-        for kept in ("update", "combined_update"):
-            opt.state.get(layer.parameters[0], {}).pop(kept, None)
-    for state, parameters, update in known:
-        for p, part in zip(parameters, update, strict=True):
-            p.detach().add_(part, alpha=share)
-        if share < 1:
-            state["update"] = [(1 - share) * part for part in update]
-    return bool(known)
 
 
 def keep_update(step: Step) -> None:

@@ -170,3 +170,54 @@ def test_without_lr_a_gradient_inside_the_model_leaves_weights_and_state(
         opt.step()
     assert same(before, model)
     assert equal(state, opt.state_dict())
+
+
+class Steep(nn.Module):
+    """Outputs beyond one are no numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 8), nn.Linear(8, 3)
+        nn.init.normal_(self.outer.weight, std=0.01)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.outer(torch.tanh(self.inner(x)))
+        return z * torch.exp(1000 * z.square().clamp_min(0.5) - 500)
+
+
+def test_a_step_after_which_nothing_is_a_number_is_taken_back_and_training_goes_on() -> None:
+    torch.manual_seed(0)
+    model = Steep()
+    opt = DDPNOpt(model)
+    x, y = torch.randn(16, 6), torch.randn(16, 3).clamp(-0.3, 0.3)
+
+    def train_on(steps: int) -> float:
+        for _ in range(steps):
+            opt.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            opt.step()
+        return F.mse_loss(model(x), y).item()
+
+    before = train_on(5)
+    bias = model.outer.bias.detach().clone()
+    with torch.no_grad():  # as if the last step had moved it
+        model.outer.bias.add_(2.0)
+        opt.state[model.outer.weight]["update"][1].sub_(2.0)
+    train_on(1)
+    assert opt.report.undone == 1
+    torch.testing.assert_close(model.outer.bias, bias, rtol=0, atol=0.2)
+    assert train_on(10) < before
+
+
+def test_a_batch_that_holds_no_numbers_is_no_reason_to_take_a_step_back() -> None:
+    model = fcn()
+    opt = DDPNOpt(model)
+    train(model, opt, vectors, 5)
+    before = weights(model)
+    x, y = vectors()
+    opt.zero_grad()
+    F.cross_entropy(model(x * torch.nan), y).backward()
+    with pytest.raises(NonFiniteError):
+        opt.step()
+    assert same(before, model)
+    assert opt.report.undone == 0
