@@ -84,7 +84,7 @@ def _are_not_finite(outputs: list[Tensor]) -> bool:
 
 def _last_updates(opt: DDPNOpt) -> Iterator[tuple[dict[str, Any], list[nn.Parameter], list[Tensor]]]:
     """State and parameters of each layer, and old minus new weights of the last step, where they are known."""
-    for layer in opt._capture.layers:
+    for layer in opt._capture.controls():
         state = opt.state.get(layer.parameters[0], {})
         update = state.get("update")
         if update is not None and len(update) == len(layer.parameters):  # no bias has been frozen or unfrozen since
@@ -97,7 +97,7 @@ def take_back(opt: DDPNOpt, share: float) -> bool:
     Weight decay, which `keep_update` leaves out, stays: it does not follow from the loss that has misled the step.
     """
     known = list(_last_updates(opt))
-    for layer in opt._capture.layers:
+    for layer in opt._capture.controls():
         for kept in ("update", "combined_update"):
             opt.state.get(layer.parameters[0], {}).pop(kept, None)
     for state, parameters, update in known:
