@@ -95,7 +95,7 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
     if step.planned:
         rollouts.follow(step.asked)
     if step.rest:
-        share = math.inf if step.certain else _mean_share_changed(step, norms)  # the bound needs a loss with a minimum
+        share = _mean_share_changed(step, norms)
         step.opt._parameters.update_by_distance(step.rest, step.opt._distance, share)
     return 1.0
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -113,3 +114,18 @@ def test_a_parameter_that_starts_at_zero_keeps_its_usual_size_after_it_has_left(
     for _ in range(100):
         distance.step([x], [x - 100], [state], [1.0], share=0.01)
     assert float(x.min()) > 0.2  # 0.05 if its size were its own from then on
+
+
+def test_parameters_without_feedback_change_by_no_larger_a_share_than_the_layers_also_with_a_known_loss() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    opt = DDPNOpt(model, exclude=["2"])
+    x, y = torch.randn(32, 6), torch.arange(32) % 3
+    for step in range(10):
+        before = [p.detach().clone() for p in model.parameters()]
+        opt._distance.d = 1e3  # a bound that has grown without end
+        opt.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        opt.step()
+        shares = [float((p - old).norm() / old.norm()) for p, old in zip(model.parameters(), before, strict=True)]
+        assert shares[2] < 3 * shares[0], step

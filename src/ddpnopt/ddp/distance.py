@@ -6,9 +6,9 @@ with d as its learning rate is the method Prodigy (Mishchenko and Defazio, 2023)
 parameters' own size, so that nothing depends on their unit, and gradients enter divided by their running size: a
 loss that is multiplied by a number gives the same steps.
 
-The bound is one of convex losses. Where the loss has no minimum (the deviation of a policy, which sharpens its own
-gradients), it can grow without end. Where the form of the loss is not known, no parameter changes by a larger share of
-its size than the layers with feedback do, whose lengths are judged.
+The bound is one of convex losses. Elsewhere it can grow without end (the deviation of a policy, which sharpens its own
+gradients; the logarithm of a scale). So no parameter changes by a larger share of its size than the layers with
+feedback do, whose lengths are judged.
 """
 
 from __future__ import annotations
