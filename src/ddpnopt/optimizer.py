@@ -234,7 +234,7 @@ class DDPNOpt(HookedOptimizer):
         if self._averaging is not None and self._averaging.in_use:
             raise StepError("step() while the model holds the average of the weights: call opt.train() first.")
         self._held.look(self)
-        with self._capture.in_mode_of_passes(), step_of(self) as step:
+        with self._capture.in_modes_of_passes(), step_of(self) as step:
             # 1. Collect what the passes since the last step have recorded
             step.collect()
 

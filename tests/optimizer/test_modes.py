@@ -71,3 +71,38 @@ def test_a_step_runs_the_model_in_the_mode_of_its_pass_and_leaves_it_in_its_own(
             opt.zero_grad()
     for p, q in zip(a.parameters(), b.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-14)
+
+
+def test_micro_batches_in_different_modes_run_in_their_own_and_leave_the_model_as_it_was() -> None:
+    a, b = twins(
+        nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
+    )
+    for model, order in ((a, (True, False)), (b, (False, True))):
+        opt, seen = DDPNOpt(model, closed_loop=True), list[bool]()
+        for step in range(3):
+            for training in order:
+                model.train(training)
+                torch.manual_seed(step)
+                loss(model, *vectors(seed=2 * step + training))
+            handle = model[2].register_forward_pre_hook(lambda m, _, seen=seen: seen.append(m.training))  # type: ignore
+            opt.step()
+            handle.remove()
+            assert sum(seen) * 2 == len(seen) > 0
+            assert all(module.training == order[-1] for module in model.modules())
+            opt.zero_grad()
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-11)
+
+
+def test_a_frozen_norm_stays_in_evaluation_mode_if_the_mode_of_the_model_changes_before_the_step() -> None:
+    model = normed().train()
+    opt, seen = DDPNOpt(model, closed_loop=True), list[bool]()
+    model[1].eval()
+    loss(model, *vectors())
+    model.eval()
+    model[1].register_forward_pre_hook(lambda m, _: seen.append(m.training))  # type: ignore[arg-type]
+    model[3].register_forward_pre_hook(lambda m, _: seen.append(not m.training))  # type: ignore[arg-type]
+    opt.step()
+    assert seen
+    assert not any(seen)
+    assert not any(module.training for module in model.modules())

@@ -22,7 +22,6 @@ from ddpnopt.trace.exchange import (
     halves,
     kind_of_layout,
     kind_of_repetition,
-    norms_in_eval,
     selected,
 )
 from ddpnopt.trace.groups import Groups
@@ -152,7 +151,7 @@ class Arrangement:
     ) -> list[tuple[Tensor, list[Tensor | None], list[Tensor]]]:
         """Which entries of dimensions 0 and 1 change, at each layer and output, if some samples change."""
         found = []
-        with torch.no_grad(), norms_in_eval(self.playback.model):
+        with torch.no_grad():
             base = Inputs(recording)
             self.playback.rerun(recording, base, lambda t: t)
             for half in halves(batch):

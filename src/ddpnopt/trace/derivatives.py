@@ -66,7 +66,7 @@ def joint_batch(arrivals: Arrivals) -> JointBatch:
     if not taking_part:
         raise UnjoinedError("none of its layers is an nn.Linear that is used as it is")
     first = passes[0]
-    joint = Recording(first.args, first.kwargs, True, first.device, first.rng, first.autocast, arrivals)
+    joint = Recording(first.args, first.kwargs, first.modes, first.device, first.rng, first.autocast, arrivals)
     joint.serial, joint.task, joint.passes = first.serial, first.task, passes
     for model_layer in taking_part:
         joint.layers.append(_record(model_layer, sets, skipped=all(_skips(one, model_layer) for one in passes)))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ddpnopt.trace.layout import BLOCKS, INTERLEAVED, SECOND, Layout
 from ddpnopt.trace.recording import LayerRecord, Recording
@@ -119,16 +116,3 @@ class Inputs(Visitor):
 
     def after(self, layer: object, h: Tensor | None) -> Tensor | None:
         return None
-
-
-@contextmanager
-def norms_in_eval(model: nn.Module) -> Iterator[None]:
-    """Batch norms couple the samples: here they use their running statistics."""
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
-    for norm in norms:
-        norm.training = norm.running_mean is None
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm.training = True

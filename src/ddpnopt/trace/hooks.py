@@ -31,7 +31,6 @@ from ddpnopt.trace.intercepting import Intercepting, transformed
 from ddpnopt.trace.layer_uses import skipped_gradients
 from ddpnopt.trace.loss_terms import MARK
 from ddpnopt.trace.model_layers import ModelLayer
-from ddpnopt.trace.modes import in_mode
 from ddpnopt.trace.norms import statistics
 from ddpnopt.trace.random_numbers import RandomState
 from ddpnopt.trace.recording import (
@@ -126,10 +125,10 @@ class Capture(Intercepting):
         for handle in self._handles:
             handle.remove()
 
-    def in_mode_of_passes(self) -> AbstractContextManager[None]:
-        """The model in the mode of the passes that gradients have arrived at."""
+    def in_modes_of_passes(self) -> AbstractContextManager[None]:
+        """The model in the modes of the last pass that a gradient has arrived at."""
         passes = self.arrivals.recordings
-        return in_mode(self.model, passes[-1].training if passes else self.model.training)
+        return self.modes.kept(passes[-1].modes if passes else None)
 
     # -- the user's forward pass -------------------------------------------------------------------------------------
 
@@ -151,7 +150,7 @@ class Capture(Intercepting):
         enabled = torch.is_autocast_enabled(kind)
         autocast = enabled, torch.get_autocast_dtype(kind) if enabled else None, kind
         rng = RandomState.now(device, self.host.before())
-        recording = Recording(args, kwargs, model.training, device, rng, autocast, self.arrivals)
+        recording = Recording(args, kwargs, self.modes.now(), device, rng, autocast, self.arrivals)
         recording.serial = self._serial = self._serial + 1
         recording.reads_variable |= self.differentiates
         self._running = recording

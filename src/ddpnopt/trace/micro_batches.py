@@ -58,7 +58,7 @@ def join(recordings: list[Recording]) -> Recording:
         recording.layers = layers
     sizes = [r.sample_count for r in recordings]
     joint = Recording(
-        first.args, first.kwargs, first.training, first.device, first.rng, first.autocast, first.arrivals,
+        first.args, first.kwargs, first.modes, first.device, first.rng, first.autocast, first.arrivals,
     )  # fmt: skip
     joint.floating_outputs, joint.positions, joint.parts = first.floating_outputs, first.positions, recordings
     if first.group is not None:
@@ -141,7 +141,8 @@ class MicroBatches:
     def replay(self, recording: Recording, control: AtLayer, observe: AtLayer | None = None) -> list[Tensor]:
         """control and observe get all samples of a layer together."""
         turns = [Turn(partial(self._run, part, observe is not None)) for part in recording.parts]
-        with self.capture.buffers_kept(), self.capture.random_numbers_kept(recording.device):
+        kept = self.capture.buffers_kept(), self.capture.random_numbers_kept(recording.device)
+        with kept[0], kept[1], self.capture.modes.kept():
             try:
                 while True:
                     pauses = [turn.resume() for turn in turns]

@@ -48,7 +48,7 @@ def as_one(recordings: list[Recording]) -> Recording:
     """One recording of all passes; the records of a layer become one, as those of several uses in one pass."""
     first = recordings[0]
     one = Recording(
-        first.args, first.kwargs, first.training, first.device, first.rng, first.autocast, first.arrivals,
+        first.args, first.kwargs, first.modes, first.device, first.rng, first.autocast, first.arrivals,
     )  # fmt: skip
     one.passes, one.links = recordings, _links(recordings)
     one.serial, one.task, one.second = first.serial, first.task, first.second

@@ -14,6 +14,7 @@ from ddpnopt.errors import ModelError
 from ddpnopt.linear.given import Given
 from ddpnopt.trace.layout import Layout
 from ddpnopt.trace.model_layers import ModelLayer
+from ddpnopt.trace.modes import Modes
 from ddpnopt.trace.norms import Statistics
 from ddpnopt.trace.random_numbers import RandomState
 
@@ -111,13 +112,13 @@ class Recording:
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        training: bool,
+        modes: Modes,
         device: torch.device,
         rng: RandomState,
         autocast: tuple[bool, torch.dtype | None, str],
         arrivals: Arrivals,
     ) -> None:
-        self.args, self.kwargs, self.training, self.device = args, kwargs, training, device
+        self.args, self.kwargs, self.modes, self.device = args, kwargs, modes, device
         self.rng, self.autocast, self.arrivals = rng, autocast, arrivals
         self.layers: list[LayerRecord] = []
         self.calls: dict[str, int] = {}  # of each layer so far

@@ -18,7 +18,7 @@ from ddpnopt.trace.layer_uses import later, together
 from ddpnopt.trace.loose import Touch, Uses, Watch
 from ddpnopt.trace.max_pooling import PlainMaxPooling
 from ddpnopt.trace.model_layers import ModelLayer
-from ddpnopt.trace.modes import in_mode
+from ddpnopt.trace.modes import Switch, norms_in_eval
 from ddpnopt.trace.probes import Cut, Paths, Probe
 from ddpnopt.trace.random_numbers import HostGenerators, HostState, RandomState
 from ddpnopt.trace.recording import Recording
@@ -68,11 +68,12 @@ class Playback:
         # tensors that are plain attributes from the start; later ones may be states of the samples
         self._held = [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)]
         self._loose = {each.weight: each for each in layers if isinstance(each.layer, Given)}
+        self.modes = Switch(model)
         self._with_buffers = [m for m in model.modules() if m._buffers]
 
     @contextmanager
     def _conditions_of(self, recording: Recording, visitor: Visitor | None) -> Iterator[None]:
-        """Mode, autocast and random numbers as in the recorded pass; hooks call the visitor instead of recording."""
+        """Modes, autocast and random numbers as in the recorded pass; hooks call the visitor instead of recording."""
         enabled, dtype, kind = recording.autocast
         same = not enabled and not torch.is_autocast_enabled(kind)
         autocast: Any = nullcontext() if same else torch.autocast(kind, dtype=dtype, enabled=enabled)
@@ -81,7 +82,7 @@ class Playback:
         self._visitor = visitor
         Playback.replays += 1
         try:
-            with in_mode(self.model, recording.training), buffers, autocast:
+            with self.modes.kept(recording.modes), buffers, autocast:
                 recording.rng.restore(recording.device)
                 yield
         finally:
@@ -117,11 +118,12 @@ class Playback:
 
     @contextmanager
     def suspended(self, device: torch.device) -> Iterator[None]:
-        """In the middle of a replay: let another one run, then continue with this one's random numbers."""
-        visitor = self._visitor
+        """In the middle of a replay: let another one run, then continue with this one's random numbers and modes."""
+        visitor, modes = self._visitor, self.modes.now()
         with self.random_numbers_kept(device):
             yield
         self._visitor = visitor
+        self.modes.to(modes)
 
     @contextmanager
     def random_numbers_kept(self, device: torch.device) -> Iterator[None]:
@@ -187,13 +189,13 @@ class Playback:
             yield
 
     def rerun(self, recording: Recording, visitor: Visitor, change: Callable[[Any], Any]) -> None:
-        """The forward pass with other inputs."""
-        with self._conditions_of(recording, visitor):
+        """The forward pass with other inputs, and norms that do not couple the samples."""
+        with self._conditions_of(recording, visitor), norms_in_eval(self.model):
             self.model(*tree_map(change, recording.args), **tree_map(change, recording.kwargs))
 
     def with_graph(self, recording: Recording, visitor: Visitor, then: Callable[[], None]) -> None:
-        """The forward pass with a graph; `then` runs before the buffers are reset."""
-        with torch.enable_grad(), self._conditions_of(recording, visitor):
+        """The forward pass with a graph, and such norms; `then` runs before the buffers are reset."""
+        with torch.enable_grad(), self._conditions_of(recording, visitor), norms_in_eval(self.model):
             self.model(*recording.args, **recording.kwargs)
             with torch.autocast(recording.device.type, enabled=False):
                 then()
