@@ -221,3 +221,41 @@ def test_a_batch_that_holds_no_numbers_is_no_reason_to_take_a_step_back() -> Non
         opt.step()
     assert same(before, model)
     assert opt.report.undone == 0
+
+
+class Windows(nn.Module):
+    """The windows of all samples in dimension 0, the first of each sample before the second ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.out = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, graph: Tensor) -> Tensor:
+        h = torch.tanh(self.inside(x.transpose(0, 1).reshape(-1, 4)))
+        z: Tensor = self.out(h.view(x.shape[1], len(x), 6).mean(0))
+        return z
+
+
+class Graphs(Windows):
+    """Graphs of unequal numbers of nodes."""
+
+    def forward(self, x: Tensor, graph: Tensor) -> Tensor:
+        h = torch.tanh(self.inside(x[graph, graph % x.shape[1]]))
+        z: Tensor = self.out(h.new_zeros(len(x), 6).index_add(0, graph, h))
+        return z
+
+
+@pytest.mark.filterwarnings("ignore::ddpnopt.OpenLoopWarning")
+@pytest.mark.parametrize("kind", [Windows, Graphs])
+def test_a_first_batch_that_is_not_finite_does_not_hide_the_samples_of_later_ones(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, graph = kind(), torch.arange(8).repeat_interleave(torch.arange(1, 9))
+    opt = DDPNOpt(model, on_nonfinite="skip")
+    for bad in (True, False, False):
+        x = torch.randn(8, 5, 4)
+        x[2] = torch.nan if bad else x[2]
+        opt.zero_grad()
+        F.cross_entropy(model(x, graph), torch.arange(8) % 3).backward()
+        opt.step()
+    assert opt.report.skipped == 1
+    assert not opt.report.open_loop

@@ -333,3 +333,14 @@ def test_a_row_that_two_samples_read_has_no_sample() -> None:
     other = torch.randn(6, 3)
     sample = torch.arange(6) % 3
     assert samples_of([g * s[sample, None] + other * s[0] for s in factors(3)], 3) is None
+
+
+def test_a_last_batch_of_one_sample_with_one_number_has_feedback() -> None:
+    model = Network()
+    model.head = nn.Linear(5, 1)
+    opt = DDPNOpt(model)
+    for sizes in ([3, 1, 5], [1, 2], [3]):
+        opt.zero_grad()
+        model(*graphs(sizes).inputs()).square().mean().backward()
+        opt.step()
+        assert not opt.report.open_loop

@@ -81,8 +81,9 @@ class Arrangement:
                 self._leave_minority(recording)
             return False
         key = tuple((r.name, r.x.dim(), len(r.x) == len(sample)) for r in records), sample.dim(), equal
-        dim, kinds, whole = self._known.get(key) or self._find(recording, sample)
-        if sample.shape[dim] > 1:
+        known = self._known.get(key)
+        dim, kinds, whole = known or self._find(recording, sample)
+        if known is None and sample.shape[dim] > 1 and recording.is_finite():
             self._known[key] = dim, kinds, whole
         if not (whole or usual) and self._ragged(recording):
             return False

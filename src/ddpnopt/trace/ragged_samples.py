@@ -69,7 +69,8 @@ class RaggedSamples:
 
     def __call__(self, recording: Recording) -> bool:
         """Write the layouts into a recording, if all of its layers have rows that belong to one sample each."""
-        path, batch = _path(recording), _samples_of_outputs(recording)
+        path = _path(recording)
+        batch = _samples_of_outputs(recording, single=path in self._known)
         if batch is None or path in self._without:
             return False
         inputs = _tensors(recording)
@@ -77,7 +78,7 @@ class RaggedSamples:
         if found is None:
             found = self._asked(recording, path, batch, inputs)
         if found is None:
-            if path not in self._known:
+            if path not in self._known and recording.is_finite():
                 self._without.add(path)
             return False
         self.left |= _apply(recording, found, batch)
@@ -184,14 +185,14 @@ def _path(recording: Recording) -> Path:
     return tuple((record.name, record.x.dim()) for record in recording.layers)
 
 
-def _samples_of_outputs(recording: Recording) -> int | None:
+def _samples_of_outputs(recording: Recording, *, single: bool = False) -> int | None:
     """How many rows all outputs have that the loss was computed from; None if they differ, or have none.
 
-    A single number is no sample but a loss.
+    A single number is no sample but a loss, unless other passes have had samples.
     """
     outputs = [z for z, q in zip(recording.outputs, recording.q, strict=True) if q is not None and z.dim()]
     sizes = {len(z) for z in outputs}
-    return sizes.pop() if len(sizes) == 1 and all(z.numel() > 1 for z in outputs) else None
+    return sizes.pop() if len(sizes) == 1 and (single or all(z.numel() > 1 for z in outputs)) else None
 
 
 def _tensors(recording: Recording) -> list[Tensor]:

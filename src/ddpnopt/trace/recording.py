@@ -176,6 +176,10 @@ class Recording:
         """What each sample has, or each row already, as sums over the samples that count as one."""
         return a if self.group is None or len(a) == self.batch_size else self.group.add_up(a)
 
+    def is_finite(self) -> bool:
+        """Whether all gradients at the outputs are: else nothing that is found out here holds for other batches."""
+        return all(q is None or bool(q.isfinite().all()) for q in self.q)
+
     def add_loose(self) -> None:
         """Give the parameters that belong to no layer the gradients of their uses."""
         if self.loose is None:
