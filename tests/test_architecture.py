@@ -39,11 +39,12 @@ MAY_IMPORT: dict[str, list[str]] = {
     "_held": [*BASE, "linear", "trace"],
     "_capture_of": ["trace"],
     "_repeatable": [*BASE, "trace", "_value"],
+    "_common_sizes": [*BASE, "linear", "trace", "_value"],
     "_collect": [*BASE, "linear", "ddp", "trace", "_losses", "_value", "_repeatable"],
     "_rescale": [*BASE, "linear", "ddp", "trace", "_losses", "_penalties", "_collect"],
     "_step": [
         *BASE, "linear", "curvature", "ddp", "trace", "_parameters", "_losses", "_value", "_step_length", "_collect",
-        "_rescale", "_taking_back", "_troubles",
+        "_common_sizes", "_rescale", "_taking_back", "_troubles",
     ],
     "_derivative_step": [
         *BASE, "linear", "curvature", "ddp", "trace", "_value", "_collect", "_step_length", "_step", "_taking_back",

@@ -24,6 +24,7 @@ from ddpnopt.errors import ModelError, NonFiniteError, OptionError, PeerError, S
 
 Parts = list[Tensor]
 READY, OVERFLOW, FAILED = 0, 1, 2
+MARKS = 2**21  # of sizes; with one of 32 bits beside it they fill a number of double precision
 
 
 class Peers:
@@ -134,9 +135,10 @@ class Group:
         total: float = 0.0,
         path: str = "",
         extra: bool = False,
+        sizes: str = "",
     ) -> Together | None:
         """Synchronise before a step: raises on all ranks if one cannot take it; None if any has overflowed."""
-        mark = float(zlib.crc32(path.encode()))
+        mark = float(zlib.crc32(path.encode()) * MARKS + zlib.crc32(sizes.encode()) % MARKS)
         own = torch.tensor([status, samples, total, mark, float(extra)], dtype=torch.float64, device=device)
         rows = torch.stack(self.gather_later(own)()).tolist()
         failed = [rank for rank, row in enumerate(rows) if row[0] == FAILED]
@@ -151,12 +153,13 @@ class Group:
                     f"the gradient of the loss is not finite (rank {where}). Weights and state are as they were before "
                     "this step."
                 )
-            if any(row[3] != mark for row in rows):
+            if any(row[3] // MARKS != mark // MARKS for row in rows):
                 raise ModelError(
                     "The processes ran different layers in this step: in data-parallel training all must take the same "
                     "path through the same model."
                 )
-        return Together(self, [int(row[1]) for row in rows], any(row[4] for row in rows))
+        alike = all(row[3] == mark for row in rows)
+        return Together(self, [int(row[1]) for row in rows], any(row[4] for row in rows), alike=alike)
 
 
 class Together(Peers):
@@ -164,8 +167,9 @@ class Together(Peers):
 
     alone = False
 
-    def __init__(self, group: Group, sizes: list[int], extra: bool = False) -> None:
+    def __init__(self, group: Group, sizes: list[int], extra: bool = False, *, alike: bool = True) -> None:
         self.group, self.sizes = group, sizes
+        self.alike = alike  # whether the samples of all have the same sizes at all layers
         self.extra = extra  # whether the loss of any of them has a penalty on the weights
         self.before = sum(sizes[: group.rank])
 
@@ -196,6 +200,11 @@ class Together(Peers):
     def mine(self, rows: Tensor, columns: int = 1) -> Tensor:
         own = self.sizes[self.group.rank]
         return rows.view(columns, -1, *rows.shape[1:])[:, self.before : self.before + own].flatten(0, 1)
+
+    def extent(self, numbers: list[int], device: torch.device) -> tuple[list[int], list[int]]:
+        """The least and the largest of each number in all processes."""
+        found = torch.stack(self.group.gather_later(torch.tensor(numbers, device=device))())
+        return found.amin(0).tolist(), found.amax(0).tolist()
 
     def average(self, parts: Parts) -> Parts:
         """The mean over the processes, as DistributedDataParallel takes it."""

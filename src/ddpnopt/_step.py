@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ddpnopt._checks import ADVICE, finite_sum, not_finite
 from ddpnopt._collect import OUTSIDE, dead_layers, is_chain, one_recording, ran_unseen, why_open_loop
+from ddpnopt._common_sizes import CommonSizes, described
 from ddpnopt._distributed import ALONE, FAILED, READY, Peers, Together, combine_gradients
 from ddpnopt._losses import Losses, are_certain
 from ddpnopt._rescale import rescale
@@ -150,15 +151,16 @@ class Step:
                 raise not_finite("the gradient of the loss", ADVICE)
         else:
             assert recording is not None
-            path = ",".join(record.name for record in recording.layers)
+            path, sizes = described(recording.layers, coupled=opt.form.value == "batch")
             penalised = opt.feedback and not group.averaged and any(penalty(r) is not None for r in self.layers)
-            peers = group.begin(opt._device, READY, recording.batch_size, self._gradient_sum, path, penalised)
+            peers = group.begin(opt._device, READY, recording.batch_size, self._gradient_sum, path, penalised, sizes)
             if peers is None:
                 return False
             self.peers = peers
         if recording is not None and (self.layers or not opt.feedback):
             self._rescale(recording)
         if isinstance(self.peers, Together):
+            self.passes = CommonSizes.of(self.passes, recording, self.peers)
             mine = set(self.own)
             others = [p for g in opt.param_groups for p in g["params"] if not opt.feedback or p not in mine]
             combined = combine_gradients(self.peers, others, mean=opt.form.mean)

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,67 @@ class Large(nn.Module):
         return self.out(torch.tanh(self.wide(h.mean(1))))
 
 
+class Sentences(nn.Module):
+    """Tokens, of which each share of a batch has as many as its longest sample, through a layer that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inside, self.out = nn.Linear(5, 30), nn.Linear(30, 30), nn.Linear(30, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        there = x.any(2, keepdim=True)
+        n = int(there.sum(1).max())
+        x, there = x[:, :n], there[:, :n]
+        h = torch.tanh(self.first(x)) * there
+        h = torch.tanh(self.inside(h)) * there
+        return self.out((torch.tanh(self.inside(h)) * there).sum(1))
+
+
+def sentences(n: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    x, lengths = torch.randn(n, 9, 5, generator=g, dtype=torch.float64), torch.randint(1, 10, (n,), generator=g)
+    return x * (torch.arange(9) < lengths[:, None])[..., None], torch.randint(3, (n,), generator=g)
+
+
+@dataclass
+class Clouds:
+    """Unequal numbers of points, one cloud behind the other."""
+
+    points: Tensor
+    cloud: Tensor
+    count: int
+
+    def tensor_split(self, size: int) -> list[Clouds]:
+        parts = torch.arange(self.count).tensor_split(size)
+        return [
+            Clouds(self.points[here], self.cloud[here] - int(part[0]), len(part))
+            for part in parts
+            for here in [(self.cloud >= part[0]) & (self.cloud <= part[-1])]
+        ]
+
+    def __len__(self) -> int:
+        return self.count
+
+
+class Pooled(Sentences):
+    """The sum over the points of each cloud."""
+
+    def forward(self, x: Clouds) -> Tensor:  # type: ignore[override]
+        h = torch.tanh(self.inside(torch.tanh(self.first(x.points))))
+        return self.out(h.new_zeros(x.count, 30).index_add(0, x.cloud, h))
+
+
+def clouds(n: int = 8, seed: int = 0) -> tuple[Clouds, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    cloud = torch.arange(n).repeat_interleave(torch.randint(2, 10, (n,), generator=g))
+    points = torch.randn(len(cloud), 5, generator=g, dtype=torch.float64)
+    return Clouds(points, cloud, n), torch.randint(3, (n,), generator=g)
+
+
 NETS: dict[str, Any] = {
     "fcn": (fcn, vectors), "cnn": (cnn, images), "residual": (Residual, vectors), "normed": (normed, vectors),
     "tokens": (attentive, tokens), "words": (Words, ids), "large": (Large, tokens),
+    "sentences": (Sentences, sentences), "clouds": (Pooled, clouds),
 }  # fmt: skip
 
 CASES: dict[str, tuple[str, dict[str, Any], bool]] = {  # network, options, whether in DistributedDataParallel
@@ -107,6 +166,12 @@ CASES: dict[str, tuple[str, dict[str, Any], bool]] = {  # network, options, whet
     "batch and parameters without feedback": ("normed", {"exclude": ["1"]}, False),
     "batch words": ("words", {}, False),
     "batch words in ddp": ("words", {}, True),
+    "batch sentences": ("sentences", {}, False),
+    "batch sentences in ddp": ("sentences", {}, True),
+    "batch sentences columns": ("sentences", {"terminal": "cross_entropy"}, False),
+    "batch sentences, closed loop": ("sentences", {"closed_loop": True}, False),
+    "batch clouds": ("clouds", {}, False),
+    "batch clouds in ddp": ("clouds", {"closed_loop": True}, True),
     "outer words, adam": ("words", {"value": "outer", "lr": 0.01, "curvature": "adam"}, False),
     "base optimizer": ("normed", {"value": "outer", "lr": 0.3, "feedback": False, "momentum": 0.9}, False),
     "base kfac": ("fcn", {"value": "outer", "lr": 0.05, "feedback": False, "curvature": "kfac"}, False),
