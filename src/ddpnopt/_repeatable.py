@@ -13,6 +13,7 @@ from torch import Tensor
 from ddpnopt._checks import warn_user
 from ddpnopt._value import Passes
 from ddpnopt.errors import TrainingWarning
+from ddpnopt.trace.hooks import COPIED
 from ddpnopt.trace.recording import Recording
 from ddpnopt.trace.replay import ALIKE
 
@@ -39,12 +40,15 @@ def look_at_repetition(opt: DDPNOpt, passes: Passes, recording: Recording) -> No
 def _is_repeatable(passes: Passes, recording: Recording) -> bool:
     alike = True
 
-    def compare(t: int, x: Tensor) -> None:
+    def compare(before: Tensor, now: Tensor) -> None:
         nonlocal alike
-        before = recording.layers[t].x
-        if x.shape == before.shape and x.is_floating_point():  # of several uses the first is shown alone
-            apart = float((x - before).norm())
+        if now.shape == before.shape and now.is_floating_point():  # of several uses the first is shown alone
+            apart = float((now - before).norm())
             alike = alike and (not math.isfinite(apart) or apart <= ALIKE * float(before.norm()))
 
-    passes.replay(recording, compare, lambda _, h: None)  # micro-batches take turns at the outputs, too, as in a step
+    # micro-batches take turns at the outputs of layers, too, as in a step
+    outputs = passes.replay(recording, lambda t, x: compare(recording.layers[t].x, x), lambda _, h: None)
+    for before, now in zip((recording.output(k) for k in recording.used_outputs), recording.used(outputs), strict=True):
+        if before.numel() <= COPIED:  # larger ones may have been changed in place since
+            compare(before, now)
     return alike
