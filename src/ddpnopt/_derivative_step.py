@@ -34,7 +34,7 @@ def step_of(opt: DDPNOpt) -> Step:
         return Step(opt)
     if not form.scale_free:
         arrivals.unjoined = "the form with a learning rate has no feedback there"
-    elif opt._group is not None or opt._capture.wrapper is not None:
+    elif opt._group is not None or opt._capture.parallel is not None:
         arrivals.unjoined = "it is computed in several processes"
     else:
         try:

@@ -44,7 +44,7 @@ class Step:
 
     def __init__(self, opt: DDPNOpt) -> None:
         self.opt = opt
-        self.group = opt._group if opt._capture.wrapper is None else opt._find_group()
+        self.group = opt._group if opt._capture.parallel is None else opt._find_group()
         self.peers: Peers = ALONE
         self.passes: Passes = opt._capture
         self.recording: Recording | None = None

@@ -337,7 +337,7 @@ class DDPNOpt(HookedOptimizer):
         return self._capture.layers[0].weight.device
 
     def _find_group(self) -> Group | None:
-        wrapper = self._capture.wrapper
+        wrapper = self._capture.parallel
         if isinstance(wrapper, DistributedDataParallel) and self.data_parallel is not False:
             self._group = self._group or Group(wrapper.process_group)
             self._group.averaged = True

@@ -8,13 +8,17 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import team
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from ddpnopt import DDPNOpt, OptionError
 
@@ -66,6 +70,31 @@ def test_two_three_and_four_processes_give_the_weights_of_one_and_tell_each_othe
 def test_a_group_without_torch_distributed_is_refused() -> None:
     with pytest.raises(OptionError, match=r"data_parallel.*init_process_group.*torchrun"):
         DDPNOpt(team.fcn(), data_parallel=True)
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("first", [False, True])
+def test_a_pass_beside_the_wrapper_leaves_the_step_one_of_all_processes(first: bool) -> None:
+    torch.manual_seed(0)
+    model = team.fcn()
+    wrapped = DistributedDataParallel(model)
+    opt = DDPNOpt(wrapped)
+    x, y = team.vectors()
+    for beside in (first, not first):
+        if beside:
+            torch.autograd.grad(F.cross_entropy(model(x), y), [*model.parameters()])
+        else:
+            F.cross_entropy(wrapped(x), y).backward()
+    opt.step()
+    assert opt._group is not None
+    assert opt._group.calls
 
 
 def start(rank: int, port: int, *arguments: str) -> subprocess.Popen[str]:

@@ -93,6 +93,7 @@ class Capture(Intercepting):
         # what notes all uses of the weight of the layer that is running, and its input
         self._noting: tuple[WeightUses, Tensor] | None = None
         self.wrapper: nn.Module | None = None  # DistributedDataParallel around the model, in the last forward pass
+        self.parallel: nn.Module | None = None  # … in any of them: the step is one of several processes
         self.batch_norms: list[tuple[str, nn.Module]] = [
             (n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
         ]
@@ -141,6 +142,8 @@ class Capture(Intercepting):
         if self._without_grad:  # an interrupt in the middle of a layer may have left some disabled
             self._want_grads()
         self.wrapper = active_wrapper()
+        if self.wrapper is not None:
+            self.parallel = self.wrapper
         if self.untouched.steps_left and self.untouched.is_asked_for(self.layers):
             self.skip_weight_grads = False
         device = self.layers[0].weight.device
