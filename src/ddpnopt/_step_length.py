@@ -92,6 +92,8 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
         length.learn(found, step.asked, step.fraction, change, planned=planned, steps=1 + rollouts.planned)
         if not step.planned and step.value is not None:
             rollouts.observe(step.asked, step.value.reaction(), error, length.kappa)
+    elif not step.planned:  # a batch without loss: nothing can be wrong with the plan
+        rollouts.observe(step.asked, 0.0, 0.0, length.kappa)
     if step.planned:
         rollouts.follow(step.asked)
     if step.rest:

@@ -119,3 +119,12 @@ def test_the_rounding_of_a_loss_bounds_its_distance_from_double_precision(
     assert loss.kind == kind
     hot = hot.double()
     assert abs(own - losses[kind](z.double()).item()) <= limit < 1e-5 * own
+
+
+def test_batches_without_loss_are_no_reason_to_roll_out() -> None:
+    torch.manual_seed(0)
+    model, x = network(), torch.randn(32, 8)
+    with torch.no_grad():
+        model[-1].bias.fill_(50.0)  # beyond all margins
+    opt = train(model, lambda: F.relu(1 - model(x)).mean(), 100)
+    assert opt.report.planned > 80
