@@ -77,6 +77,9 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
         return SHRINK
     step.updates = _updates(step)
     norms = _norms(step)
+    if not step.finite:  # where a step is not judged by its loss: gradients near the smallest numbers
+        length.refuse(step.asked)
+        return SHRINK
     share = _share_changed(step, norms)
     if not length.is_within_reach(share, step.fraction):
         return REACH / share
