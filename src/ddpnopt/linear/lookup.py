@@ -18,6 +18,7 @@ from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import SampleGradients
 
 HELD = 2**22  # numbers held at once in a Gram matrix
+GATHERED = 100  # times as long as a multiplication in a matrix product takes one of rows that have to be gathered
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,9 @@ class RowsOfIds:
 
     def __init__(self, layer: Lookup, x: Tensor, p: Tensor) -> None:
         self.layer, self.samples = layer, len(x)
-        V = layer.weight_shape[0]
-        self._keys = x.reshape(len(x), -1) + V * torch.arange(len(x), device=x.device)[:, None]
-        pairs, self._inverse = torch.unique(self._keys, return_inverse=True)
-        self.sample, self.id = pairs // V, pairs % V  # (N,) each
+        keys = x.reshape(len(x), -1) * len(x) + torch.arange(len(x), device=x.device)[:, None]
+        pairs, self._inverse = torch.unique(keys, return_inverse=True)
+        self.id, self.sample = pairs // len(x), pairs % len(x)  # (N,) each, sorted by the id
         self._trained = self.id != layer._padding
         self.values = self._values(p)  # (N, d)
 
@@ -122,32 +122,43 @@ class RowsOfIds:
         those = self if other is None else other
         left = self._scaled(metric)
         right = left if other is None else other._scaled(metric)
-        if other is None:
-            ids, mine = torch.unique(self.id, return_inverse=True)
-            theirs = mine
+        first, last = (torch.searchsorted(those.id, self.id, right=after) for after in (False, True))
+        met = last - first  # rows of the same id, for each row
+        total, distinct = int(met.sum()), len(torch.unique_consecutive(self.id))
+        if GATHERED * total < self.samples * those.samples * distinct:  # few ids per sample
+            return self._over_meetings(left, right, those, first, met, total)
+        return self._over_ids(left, right, those)
+
+    def _over_meetings(
+        self, left: Tensor, right: Tensor, those: RowsOfIds, first: Tensor, met: Tensor, total: int
+    ) -> Tensor:
+        """The inner products of all `total` pairs of rows with the same id, each added to that of its samples."""
+        found = left.new_zeros(self.samples * those.samples)
+        shift, some = first + met - met.cumsum(0), max(1, HELD // left.shape[1])
+        one = torch.repeat_interleave(met, output_size=total)
+        for start in range(0, total, some):
+            i = one[start : start + some]
+            j = torch.arange(start, start + len(i), device=i.device) + shift[i]
+            at = self.sample[i] * those.samples + those.sample[j]
+            found.index_add_(0, at, torch.linalg.vecdot(left[i], right[j]))
+        return found.view(self.samples, -1)
+
+    def _over_ids(self, left: Tensor, right: Tensor, those: RowsOfIds) -> Tensor:
+        """A product of explicit rows, some ids at a time."""
+        if those is self:
+            mine = theirs = torch.unique_consecutive(self.id, return_inverse=True)[1]
         else:
-            ids, positions = torch.unique(torch.cat([self.id, those.id]), return_inverse=True)
+            positions = torch.unique(torch.cat([self.id, those.id]), return_inverse=True)[1]
             mine, theirs = positions.split([len(self.id), len(those.id)])
-        if len(left) * len(right) < self.samples * those.samples * len(ids):  # few ids per sample
-            return self._over_pairs(left, right, those)
+        count = 1 + int(torch.maximum(mine[-1], theirs[-1]))
         K = left.new_zeros(self.samples, those.samples)
         some = max(1, HELD // ((self.samples + those.samples) * left.shape[1]))  # ids at once
-        for start in range(0, len(ids), some):
-            n = min(some, len(ids) - start)
-            dense = _dense if n == len(ids) else _dense_part  # mostly all at once
+        for start in range(0, count, some):
+            n = min(some, count - start)
+            dense = _dense if n == count else _dense_part  # mostly all at once
             a = dense(left, self.sample, mine - start, self.samples, n)
-            b = a if other is None else dense(right, those.sample, theirs - start, those.samples, n)
+            b = a if those is self else dense(right, those.sample, theirs - start, those.samples, n)
             K.addmm_(a, b.T)
-        return K
-
-    def _over_pairs(self, left: Tensor, right: Tensor, those: RowsOfIds) -> Tensor:
-        K = left.new_zeros(self.samples, those.samples)
-        some = max(1, HELD // len(right))
-        for i in range(0, len(left), some):
-            rows = slice(i, i + some)
-            products = (left[rows] @ right.T).mul_(self.id[rows, None] == those.id)
-            by_sample = products.new_zeros(len(products), those.samples).index_add_(1, those.sample, products)
-            K.index_add_(0, self.sample[rows], by_sample)
         return K
 
     def combine(self, w: Tensor) -> Parts:
