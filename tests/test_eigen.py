@@ -27,12 +27,12 @@ def test_sparse_matrices_of_low_rank_are_decomposed(seed: int) -> None:
 def test_what_fails_in_single_precision_is_decomposed_in_double(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = torch.linalg.eigh
 
-    def failing(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    def failing(matrix: Tensor, **options: str) -> tuple[Tensor, Tensor]:
         if matrix.dtype == torch.float64:
-            return right(matrix)
+            return right(matrix, **options)
         if fails == "with an error":
             raise torch.linalg.LinAlgError("The algorithm failed to converge")
-        values, vectors = right(matrix)
+        values, vectors = right(matrix, **options)
         return values * torch.nan, vectors * torch.nan
 
     monkeypatch.setattr(torch.linalg, "eigh", failing)

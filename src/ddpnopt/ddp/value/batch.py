@@ -32,6 +32,7 @@ from ddpnopt._distributed import ALONE, Peers
 from ddpnopt.ddp.stage import Direction, Displacement, Policy, Stage
 from ddpnopt.ddp.value.coupling import Coupling
 from ddpnopt.ddp.value.damping import damped
+from ddpnopt.linear.cholesky import Cholesky
 from ddpnopt.linear.layer import Parts, in_precision, per_sample_dot, scale_samples
 from ddpnopt.linear.metric import Metric
 from ddpnopt.linear.sample_gradients import Sums
@@ -50,7 +51,7 @@ class System:
     state: dict[str, Any]  # of the damping
     m: Tensor | None
     target: Tensor | None = None  # v_T / L^1/2, for the columns with curvature, less the effect of those without
-    cholesky: Tensor | None = None
+    cholesky: Cholesky | None = None
     open_loop: Tensor | None = None  # (I + L S)^-1 v_T
     gain: Tensor | None = None  # (I + L S)^-1 L
 
@@ -180,7 +181,7 @@ class Batch:
         factors = damped(A, len(self.L) // self.columns, self.dof, [system.state for system in waiting])
         if len(self.L) > TOGETHER:
             for system, r, factor in zip(waiting, target.expand(len(factors), -1), factors, strict=True):
-                system.target, system.cholesky = r, factor
+                system.target, system.cholesky = r, Cholesky(factor)
             return
         inverse = torch.cholesky_inverse(factors)
         open_loop = (inverse @ target[..., None])[..., 0].mul_(self.root)
@@ -204,7 +205,7 @@ class Batch:
         r = system.target
         if c is not None:
             r = torch.addcmul(r, self.root, c)
-        w = self.root * torch.cholesky_solve(r[:, None], system.cholesky)[:, 0]
+        w = self.root * system.cholesky.solve(r)
         return w if self.kept is None else w.add_(self.kept)
 
     @property

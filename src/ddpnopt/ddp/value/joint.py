@@ -46,9 +46,7 @@ class Joint(ScaleFree):
         r = self.target
         A = self.S * torch.outer(self.root, self.root)
         self._damping = damping * self._mean_diagonal or 1.0  # a batch without any gradient is left alone
-        factor = self._factor(A)
-        target = self._less(r, self.m)
-        y = torch.cholesky_solve(target[:, None], factor)[:, 0]
+        y = self._factor(A).solve(self._less(r, self.m))
         after = r + fraction * (self._damping * y - r)
         self._y = fraction * y
         self._take(fraction)

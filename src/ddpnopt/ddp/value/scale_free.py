@@ -42,6 +42,7 @@ from ddpnopt.ddp.value.priors import Priors
 from ddpnopt.ddp.value.reactions import Reactions
 from ddpnopt.ddp.value.sizes import numbers, set_sizes
 from ddpnopt.ddp.value.stage_cost import CostChange
+from ddpnopt.linear.cholesky import Cholesky, cholesky
 from ddpnopt.linear.layer import in_precision, per_sample_dot
 from ddpnopt.linear.metric import IDENTITY, Metric
 from ddpnopt.linear.sample_gradients import Sums
@@ -82,7 +83,7 @@ class ScaleFree(Batch):
         self._stacked: Stacked | None = None  # all of them as one
         self._etas: list[float] = []  # before the stage cost has left its part to the samples
         self._eta: Tensor | None = None  # what it has left, (T, 1, 1), for a small batch
-        self._each: Tensor | list[Tensor] = []  # eta K
+        self._sides: tuple[Tensor, Tensor] | None = None  # sums and diagonals of eta K, (T, N)
         self._effects: Tensor | None = None  # of the prior of each stage, on each sample's loss, (T, N)
         self._slope: float | None = None
         self._sums: Tensor | None = None  # S of all stages, (T, N, N), for a small batch
@@ -91,7 +92,7 @@ class ScaleFree(Batch):
         self._fraction = 1.0
         self._y: Tensor | None = None  # the solution at the first stage, for fraction 1
         self._ys: Tensor | None = None  # those at all stages, (T, N), for a small batch
-        self._first: Tensor | None = None  # the Cholesky factor there
+        self._first: Cholesky | None = None  # the factor there
         self._inverse: Tensor | None = None  # of the matrix there, (N, N), or of those of all stages, (T, N, N)
         self._plan: Tensor | None = None  # the weights of the samples by the solution at the first stage
         self._reactions: Reactions | None = None  # … and by those of the stages that react to their new inputs
@@ -174,9 +175,10 @@ class ScaleFree(Batch):
         N = self.L.shape[0]
         together = grams if isinstance(grams, Tensor) else torch.stack(grams) if N <= TOGETHER else None
         if together is not None:
-            k = torch.mv(torch.diagonal(together, dim1=1, dim2=2), self.L)
+            diagonals = torch.diagonal(together, dim1=1, dim2=2)
         else:
-            k = torch.stack([torch.vdot(self.L, K.diagonal()) for K in grams])
+            diagonals = torch.stack([K.diagonal() for K in grams])
+        k = torch.mv(diagonals, self.L)
         slopes = self._priors.slopes(self.L)
         if slopes is not None:
             self._slope = sum(slopes)
@@ -188,29 +190,34 @@ class ScaleFree(Batch):
             self._etas.append(stage.eta)
             self._mean_diagonal += stage.eta * mean
         etas = self._priors.leave_free(self._stages, self._etas, damping * self._mean_diagonal or 1.0, self.target)
-        if together is not None:
+        if together is not None:  # K is symmetric
             self._eta = k.new_tensor(etas).view(-1, 1, 1)
-            self._each = together.mul_(self._eta)
-        else:
-            grams = list(grams)
-            torch._foreach_mul_(grams, etas)
-            self._each = grams
-        self._add_up()
+            self._sides = together.mul_(self._eta).sum(1), diagonals
+        else:  # of large matrices none has to be multiplied, a pass of its own
+            eta = k.new_tensor(etas).view(-1, 1)
+            self._sides = torch.stack([K.sum(0) for K in grams]).mul_(eta), diagonals.mul_(eta)
+        self._add_up(grams if together is None else together, etas)
 
-    def _add_up(self) -> None:
-        """S and m of the first stage, and without a plan of all stages: each with those behind it."""
+    def _add_up(self, grams: list[Tensor] | Tensor, etas: list[float]) -> None:
+        """S and m of the first stage, and without a plan of all stages: each with those behind it.
+
+        From eta K of a small batch, from K of a large one.
+        """
         self._effects = effects = self._priors.effects(self.L)
         if effects is not None:
             self.m = effects.sum(0)
-        if isinstance(self._each, Tensor):
+        if isinstance(grams, Tensor):
             if self.planned:
-                self.S = self._each.sum(0)
+                self.S = grams.sum(0)
             else:
-                self._sums = self._each.cumsum(0)
+                self._sums = grams.cumsum(0)
                 self.S = self._sums[-1]
             return
-        for K, system in zip(self._each, self._systems, strict=True):
-            self.S = K if self.S is None else self.S + K
+        for K, eta, system in zip(grams, etas, self._systems, strict=True):
+            if self.S is None:
+                self.S = K * eta
+            else:
+                self.S = self.S.add_(K, alpha=eta) if self.planned else torch.add(self.S, K, alpha=eta)
             system.S = None if self.planned else self.S
         ms = () if effects is None else effects.cumsum(0).unbind()
         for system, m in zip(self._systems, ms, strict=False):
@@ -270,17 +277,18 @@ class ScaleFree(Batch):
         self._damping = DAMPING * self._mean_diagonal or 1.0  # a batch without any gradient is left alone
         self._roots = torch.outer(self.root, self.root)
         if self._sums is not None:
-            self._inverse = torch.cholesky_inverse(self._factor(self._sums * self._roots))
+            self._inverse = self._factor(self._sums * self._roots).inverse()
             return
         self._first = self._factor(self.S * self._roots)
-        self._inverse = torch.cholesky_inverse(self._first)  # its diagonal is needed; the damping keeps it exact
+        self._inverse = self._first.inverse()  # its diagonal is needed; the damping keeps it exact
 
     def ask(self, fraction: float) -> None:
         """Ask for this fraction of each sample's loss, and of the prior step, in the forward sweep."""
         assert self._y is not None
+        assert self._sides is not None
         w = self.root * self._y
-        shares.promise(self._stages, self._each, w, self._effects, fraction)
-        self._each = []
+        shares.promise(self._stages, *self._sides, w, self._effects, fraction)
+        self._sides = None
         self._take(fraction)
         self._plan = w * fraction
         if self.planned:
@@ -323,15 +331,15 @@ class ScaleFree(Batch):
             stage.fraction = fraction
             stage.state["penalty_rate"] = eta / self._damping  # for the next step
 
-    def _factor(self, A: Tensor) -> Tensor:
+    def _factor(self, A: Tensor) -> Cholesky:
         """The Cholesky factor of A + d I, with more damping where rounding asks for it."""
         d = self._damping
         A.diagonal(dim1=-2, dim2=-1).add_(d)
-        factor, failed = torch.linalg.cholesky_ex(A)
+        factor, failed = cholesky(A)
         while any(failed.view(-1).tolist()) and d > 0 and bool(A.isfinite().all()):
             A.diagonal(dim1=-2, dim2=-1).add_(9 * d)
             d *= 10
-            factor, failed = torch.linalg.cholesky_ex(A)
+            factor, failed = cholesky(A)
         return factor
 
     def predicted(self) -> float | None:

@@ -47,17 +47,13 @@ def correct(stages: list[Stage], slopes: list[float]) -> None:
 
 
 def promise(
-    stages: list[Stage], grams: list[Tensor] | Tensor, w: Tensor, priors: Tensor | None, fraction: float
+    stages: list[Stage], sums: Tensor, diagonals: Tensor, w: Tensor, priors: Tensor | None, fraction: float
 ) -> None:
     """Keep the first-order decrease that each layer's part of a step promises, of all samples and of unseen ones.
 
-    `grams` are eta K of the stages, (N, N) each; `priors` what the prior of each stage does to each sample's loss,
-    (T, N); w the weights of the samples.
+    `sums` and `diagonals` are those of the rows of eta K of the stages, `priors` what the prior of each stage does to
+    each sample's loss, (T, N) each; w the weights of the samples.
     """
-    if isinstance(grams, Tensor):
-        sums, diagonals = grams.sum(1), torch.diagonal(grams, dim1=1, dim2=2)  # K is symmetric
-    else:
-        sums, diagonals = torch.stack([K.sum(0) for K in grams]), torch.stack([K.diagonal() for K in grams])
     own = torch.mv(sums, w) if priors is None else torch.addmv(priors.sum(1), sums, w)
     for stage, of_all, of_itself in zip(stages, own.tolist(), torch.mv(diagonals, w).tolist(), strict=True):
         stage.state["promised"] = (fraction * of_all, fraction * max(0.0, of_all - of_itself))
