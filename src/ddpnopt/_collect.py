@@ -8,7 +8,7 @@ from ddpnopt._checks import listed
 from ddpnopt._losses import Losses, are_certain, recognised_losses
 from ddpnopt._repeatable import look_at_repetition
 from ddpnopt._value import Passes, ValueForm
-from ddpnopt.ddp.recognise import NO_FORM, Search
+from ddpnopt.ddp.loss_search import NO_FORM, Belonging, Search
 from ddpnopt.errors import ModelError
 from ddpnopt.linear.given import Given
 from ddpnopt.trace.derivatives import leave_noted
@@ -39,6 +39,7 @@ def one_recording(opt: DDPNOpt, *, alone: bool = True) -> tuple[Recording | None
     capture, form, feedback = opt._capture, opt.form, opt.feedback
     arrivals = capture.arrivals
     capture.arrangement.groups = form.scale_free and alone  # the shares of several processes count samples, not groups
+    opt._belonging.used.clear()
     if feedback and arrivals.differentiated:
         leave_noted(arrivals)
     only_derivatives = arrivals.differentiated and not arrivals.recordings
@@ -54,7 +55,7 @@ def one_recording(opt: DDPNOpt, *, alone: bool = True) -> tuple[Recording | None
         recordings = [
             one
             for group in by_backward_pass(recordings)
-            for one in ([as_one(group)] if _belong_together(group, form, opt._pass_search) else group)
+            for one in ([as_one(group)] if _belong_together(group, form, opt._pass_search, opt._belonging) else group)
         ]
     if len(recordings) > 1:
         why = obstacle(recordings)
@@ -88,16 +89,26 @@ def dead_layers(layers: list[LayerRecord]) -> list[str]:
     return dead if len(dead) < len(wide) else []
 
 
-def _belong_together(recordings: list[Recording], form: ValueForm, search: Search) -> bool:
+def _belong_together(recordings: list[Recording], form: ValueForm, search: Search, belonging: Belonging) -> bool:
     """Whether forward passes before one backward pass have the same training examples.
 
     They are separate samples if each has a loss of its own, which is recognised for certain, or if their sizes differ.
-    `search` knows of such passes in earlier steps: where a sample is fitted well, its gradient says little.
+    `search` and `belonging` know of such passes in earlier steps.
     """
     if len(recordings) < 2 or form.value == "full" or not may_be_one(recordings):
         return False
     if are_linked(recordings) or not take_same_path(recordings):
         return True
+    path = len(recordings), *(one.signature for one in recordings)
+    answer = belonging.known(path)
+    if answer is None:
+        answer = not _have_own_losses(recordings, form, search)
+        belonging.note(path, answer)
+    return answer
+
+
+def _have_own_losses(recordings: list[Recording], form: ValueForm, search: Search) -> bool:
+    """Whether each pass has a loss of its own; where a sample is fitted well, its gradient says little."""
     certain = seems = True
     for one in recordings[:LOOKED_AT] if search.apart else recordings:  # of many passes, some tell if all have told
         if true_loss(one) is None:
@@ -105,7 +116,7 @@ def _belong_together(recordings: list[Recording], form: ValueForm, search: Searc
             certain &= bool(losses) and are_certain(losses)
             seems &= bool(losses) and not any(loss.kind in NO_FORM for _, loss in losses)
     search.apart |= certain
-    return not (certain or (search.apart and seems))
+    return certain or (search.apart and seems)
 
 
 def ran_unseen(opt: DDPNOpt) -> bool:

@@ -8,7 +8,8 @@ from torch import Tensor
 from ddpnopt._checks import warn_user
 from ddpnopt.ddp.evidence import is_round, tolerance, within_reach
 from ddpnopt.ddp.loss import AnyLoss, Loss, UnknownLoss
-from ddpnopt.ddp.recognise import Search, recognise
+from ddpnopt.ddp.loss_search import NO_FORM, Form, Search
+from ddpnopt.ddp.recognise import recognise, squares_again, without_form
 from ddpnopt.errors import UncertainLossWarning
 from ddpnopt.linear.given import Given
 from ddpnopt.linear.layer import in_precision
@@ -17,6 +18,8 @@ from ddpnopt.trace.scalar_outputs import beside_samples, true_loss
 
 Losses = list[tuple[Tensor, AnyLoss]]
 """The outputs that a loss was computed from, and that loss."""
+Outputs = list[tuple[Tensor, Tensor, torch.dtype]]
+"""Outputs, their gradients, and the narrowest precision of the two."""
 
 
 def outputs_with_gradient(recording: Recording) -> list[tuple[int, Tensor, Tensor]]:
@@ -62,23 +65,29 @@ def recognised_losses(
         beside = beside_samples(recording)
         total, value = total - beside, None if value is None else value - beside
     rare = [True] * len(found) if search is None else search.is_due(len(found))
+    forms: list[Form | None] = [None] * len(found) if search is None else search.last(len(found))
     if total is None or len(found) == 1:
-        form = None if search is None or len(found) > 1 else search.last
         losses: Losses = [
             (z, recognise(z, q, mean, total, narrow, value, rare=each, last=form))
-            for (z, q, narrow), each in zip(found, rare, strict=True)
+            for (z, q, narrow), each, form in zip(found, rare, forms, strict=True)
         ]
     else:
-        losses = _shared_out(total, found, mean, rare)
+        squares = squares_again(found, mean, total, forms)
+        losses = (
+            _shared_out(total, found, mean, rare, forms)
+            if squares is None
+            else [(z, loss) for (z, _, _), loss in zip(found, squares, strict=True)]
+        )
     if search is not None:
         search.note([loss for _, loss in losses])
     return losses
 
 
-def _shared_out(total: float, found: list[tuple[Tensor, Tensor, torch.dtype]], mean: bool, rare: list[bool]) -> Losses:
+def _shared_out(total: float, found: Outputs, mean: bool, rare: list[bool], last: list[Form | None]) -> Losses:
     """The losses at several outputs, which add up to `total`: those that are not recognised get what is left."""
     losses: Losses = [
-        (z, recognise(z, q, mean, None, narrow, rare=each)) for (z, q, narrow), each in zip(found, rare, strict=True)
+        (z, recognise(z, q, mean, None, narrow, rare=each, last=form))
+        for (z, q, narrow), each, form in zip(found, rare, last, strict=True)
     ]
     sums = [loss.total(z) + loss.minimum() for z, loss in losses]
     open_ = [k for k, (_, loss) in enumerate(losses) if not loss.certain]
@@ -87,12 +96,21 @@ def _shared_out(total: float, found: list[tuple[Tensor, Tensor, torch.dtype]], m
     squares = all(losses[k][1].kind == "squared_error" for k in open_)
     for k in open_:
         z, q, narrow = found[k]
+        tol = tolerance(z.dtype, q.dtype, narrow)
         if rest <= 0 or len(open_) == 1:  # with nothing left they have no level
-            losses[k] = (z, recognise(z, q, mean, max(rest, 0.0), narrow, rare=rare[k]))
-        elif squares and is_round(guessed / rest, tolerance(z.dtype, q.dtype, narrow)):  # all of the usual scale
-            losses[k] = (z, recognise(z, q, mean, rest * sums[k] / guessed, narrow, rare=rare[k]))
-        elif guessed > 0:
-            losses[k] = (z, UnknownLoss.adding_up_to(rest * sums[k] / guessed, z, q))
+            level = max(rest, 0.0)
+        elif squares and is_round(guessed / rest, tol):  # all of the usual scale
+            level = rest * sums[k] / guessed
+        else:
+            if guessed > 0:
+                of_samples = losses[k][1].per_sample(z), sums[k]  # of a guess without a form, in proportion to |q_i|^2
+                known = of_samples if losses[k][1].kind in NO_FORM else None
+                losses[k] = (z, UnknownLoss.adding_up_to(rest * sums[k] / guessed, z, q, known))
+            continue
+        if rare[k] or losses[k][1].kind not in NO_FORM:
+            losses[k] = (z, recognise(z, q, mean, level, narrow, rare=rare[k], last=last[k]))
+        else:  # none of the plain forms fits, with or without a level
+            losses[k] = (z, without_form(z, q, mean, tol, level))
     return losses
 
 

@@ -38,6 +38,7 @@ def rescale(step: Step, recording: Recording) -> None:
             step.losses = recognised_losses(recording, form.mean, total, value, opt._search)
             if (length := opt._length).below_zero:
                 step.losses, length.flatness = as_flat(step.losses, length.flatness, length.softened)
+            opt._belonging.check([loss for _, loss in step.losses])
             opt.report.loss = kind_of(step.losses)
             unknown = total is None and true_loss(recording) is None
             if form.uses_losses and opt._troubles.is_new_guess(opt.report.loss, are_certain(step.losses), unknown):

@@ -24,7 +24,7 @@ from ddpnopt.checkpoint import STATE_KEY, check_state, state_header
 from ddpnopt.curvature.base import Curvature
 from ddpnopt.curvature.names import curvature_of
 from ddpnopt.ddp.distance import Distance
-from ddpnopt.ddp.recognise import Search
+from ddpnopt.ddp.loss_search import Belonging, Search
 from ddpnopt.ddp.rollouts import LONGEST, Rollouts
 from ddpnopt.ddp.stacked import Stacking
 from ddpnopt.ddp.step_length import StepLength
@@ -187,7 +187,7 @@ class DDPNOpt(HookedOptimizer):
         self._length, self._distance, self._trust = StepLength(), Distance(), Trust()  # without a learning rate
         self._rollouts = Rollouts(1 if closed_loop or diagnostics or not scale_free else LONGEST)
         self._uses_losses = diagnostics or self.form.uses_losses
-        self._search, self._pass_search = Search(), Search()  # for losses, of single passes as well
+        self._search, self._pass_search, self._belonging = Search(), Search(), Belonging()  # for losses, also of passes
         self._chains: dict[tuple[Any, ...], bool] = {}  # whether a sequence of layers is a chain, by signature
         self._averaging = Averaging() if (value == "batch" and feedback if average is None else average) else None
 

@@ -11,8 +11,9 @@ from loss_forms import CERTAIN, OTHER, WITH_VALUE, Case, divergence
 from torch import Tensor
 
 from ddpnopt.ddp.evidence import within_reach
-from ddpnopt.ddp.loss import AnyLoss, Loss, UnknownLoss
-from ddpnopt.ddp.recognise import FAR, Form, recognise
+from ddpnopt.ddp.loss import AnyLoss, LinearLoss, Loss, UnknownLoss
+from ddpnopt.ddp.loss_search import Form
+from ddpnopt.ddp.recognise import FAR, recognise
 from ddpnopt.ddp.recognise_binary import hard_targets
 
 FACTORS = [1.0, 0.01, 100.0, 1 / 3]
@@ -97,6 +98,33 @@ def test_the_form_of_the_last_step_hides_no_other_form(form: str, before: str) -
     found = recognise(z.detach(), q, True, float(loss.detach()), last=Form.of(first))
     assert (found.kind, found.certain) == (kind, True)
     check_shares(found, case, z.detach(), 1.0, 1e-2)
+
+
+@pytest.mark.parametrize("form", [*CERTAIN, *WITH_VALUE])
+def test_a_sum_of_outputs_in_the_last_step_hides_no_other_form(form: str) -> None:
+    before = Form.of(LinearLoss(torch.ones(24, 1), 0.0))
+    kind, build = (CERTAIN | WITH_VALUE)[form]
+    case = build()
+    z = case.z.requires_grad_()
+    loss = case.loss(z)
+    q = torch.autograd.grad(loss, z)[0]
+    found = recognise(z.detach(), q, True, float(loss.detach()), last=before)
+    assert (found.kind, found.certain) == (kind, True)
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("form", [*CERTAIN, *WITH_VALUE])
+@pytest.mark.parametrize("before", ["logits", "probabilities"])
+def test_the_form_of_the_last_step_changes_nothing_where_the_value_is_not_known(
+    form: str, before: str, factor: float
+) -> None:
+    last = Form("binary_cross_entropy", 0.1, -1, 1.0, of_probabilities=before == "probabilities")
+    case = (CERTAIN | WITH_VALUE)[form][1]()
+    z = case.z.requires_grad_()
+    q = torch.autograd.grad(factor * case.loss(z), z)[0]
+    found, wanted = (recognise(z.detach(), q, True, last=each) for each in (last, None))
+    assert (found.kind, found.certain) == (wanted.kind, wanted.certain)
+    torch.testing.assert_close(found.per_sample(z.detach()), wanted.per_sample(z.detach()), rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("form", WITH_VALUE)

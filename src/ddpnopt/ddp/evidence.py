@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ ROUND = tuple(k / 10 for k in range(10, 100))  # first digits of factors that pe
 COARSE = (1.0, 2.0, 5.0)  # where the precision does not separate more
 
 
+@cache
 def tolerance(*dtypes: torch.dtype) -> float:
     """How far a gradient may be off, in units of the largest, when it was computed in these precisions."""
     return max(TOLERANCE.get(dtype, 1e-4) for dtype in dtypes)
@@ -24,7 +26,7 @@ def enough(tol: float) -> int:
 
 def says_something(q: Tensor, weight: float, tol: float) -> bool:
     """Whether a gradient w (p - t) is large enough to tell hard targets from saturated outputs of any loss."""
-    return float(torch.linalg.vector_norm(q, math.inf)) > 5 * tol * weight
+    return largest(q) > 5 * tol * weight
 
 
 def is_round(factor: float, tol: float, first_digits: tuple[float, ...] = ()) -> bool:
@@ -50,22 +52,46 @@ def is_round(factor: float, tol: float, first_digits: tuple[float, ...] = ()) ->
 
 def has_usual_scale(weight: float, q: Tensor, tol: float) -> bool:
     """Whether a weight is a round number over a number of elements, places or samples, all or those with gradient."""
-    rows = q.reshape(len(q), -1).any(1)
-    counts = {1, q.numel(), len(q), q.numel() // q.shape[-1], int(q.count_nonzero()), int(rows.count_nonzero())}
-    return any(is_round(weight * count, tol) for count in counts)
+    counts = {1, q.numel(), len(q), q.numel() // q.shape[-1]}
+    if any(is_round(weight * count, tol) for count in counts):
+        return True
+    live = int(q.count_nonzero())
+    if live == q.numel():  # so that all samples have a gradient
+        return False
+    more = {live, int(q.reshape(len(q), -1).any(1).count_nonzero())} - counts
+    return any(is_round(weight * count, tol) for count in more)
 
 
 def shared_magnitude(q: Tensor, tol: float) -> bool:
     """Whether many gradients have the largest magnitude: a loss with linear parts (L1, Huber, hinge)."""
-    size = q.abs()
-    top = size.amax()
-    at_top = int((size >= top * (1 - tol / 10)).sum())
-    return bool(top > 0) and at_top >= max(enough(tol), 0.05 * q.numel())
+    top = largest(q)
+    if not top > 0:
+        return False
+    at_top = int((q.abs() >= top * (1 - tol / 10)).count_nonzero())
+    return at_top >= max(enough(tol), 0.05 * q.numel())
 
 
-def within_reach(z: Tensor, q: Tensor) -> float:
-    """What the loss would lose, to first order, if the outputs went down their gradient by half of their own spread."""
+def within_reach(z: Tensor, q: Tensor, squares: Tensor | None = None) -> float:
+    """What the loss would lose, to first order, if the outputs went down their gradient by half of their own spread.
+
+    `squares` are |q_i|^2 of each sample in double precision, where they are known.
+    """
     rows = z.reshape(len(z), -1).double()
-    spread = float((rows - rows.mean(0)).norm(dim=1).square().mean().sqrt())
-    spread = spread or float(rows.norm(dim=1).square().mean().sqrt()) or 1.0
-    return 0.5 * spread * float(q.reshape(len(q), -1).double().norm(dim=1).sum())
+    spread = _size(rows - rows.mean(0)) or _size(rows)
+    spread = spread / math.sqrt(len(z)) or 1.0
+    return 0.5 * spread * float((squares_of_samples(q) if squares is None else squares).sqrt().sum())
+
+
+def squares_of_samples(q: Tensor) -> Tensor:
+    """|q_i|^2 of each sample, in double precision: (B,)."""
+    return torch.linalg.vector_norm(q.reshape(len(q), -1), dim=1, dtype=torch.float64).square_()
+
+
+def _size(rows: Tensor) -> float:
+    return float(torch.linalg.vector_norm(rows))
+
+
+def largest(q: Tensor) -> float:
+    """The largest magnitude: much faster than the norm."""
+    least, most = q.aminmax()
+    return max(-float(least), float(most))

@@ -39,7 +39,7 @@ class Loss:
         """The targets: like the outputs."""
         return self.targets if isinstance(self.targets, Tensor) else self.targets()
 
-    def knowing(self, z: Tensor, losses: Tensor, total: float) -> Loss:
+    def knowing(self, z: Tensor, losses: Tensor, total: float | None = None) -> Loss:
         """The same, with the losses at outputs z where they are known already."""
         self._last[:] = [(z, losses, total)]
         return self
@@ -124,10 +124,15 @@ class UnknownLoss:
     certain: bool = False
 
     @classmethod
-    def adding_up_to(cls, total: float, z: Tensor, q: Tensor) -> UnknownLoss:
-        """Losses of the samples in proportion to |q_i|^2."""
-        squares = q.reshape(len(q), -1).square().sum(1)
-        share = squares / squares.sum().clamp_min(torch.finfo(q.dtype).tiny)
+    def adding_up_to(
+        cls, total: float, z: Tensor, q: Tensor, squares: tuple[Tensor, float] | None = None
+    ) -> UnknownLoss:
+        """Losses of the samples in proportion to |q_i|^2; `squares` are numbers in that proportion, and their sum."""
+        tiny = torch.finfo(q.dtype).tiny
+        if squares is not None and squares[1] > tiny:
+            return cls(z, q, in_precision((squares[0] * (2 * abs(total) / squares[1])).sqrt_(), q.dtype))
+        of_samples = q.reshape(len(q), -1).square().sum(1)
+        share = of_samples / of_samples.sum().clamp_min(tiny)
         return cls(z, q, (2 * abs(total) * share).sqrt())
 
     def per_sample(self, z: Tensor) -> Tensor:

@@ -7,80 +7,28 @@ loss, if it is handed over, gives the scale where the gradient does not.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ddpnopt.ddp import recognise_binary as binary
 from ddpnopt.ddp import recognise_classes as classes
-from ddpnopt.ddp.evidence import has_usual_scale, is_round, says_something, shared_magnitude, tolerance, within_reach
+from ddpnopt.ddp.evidence import (
+    has_usual_scale,
+    is_round,
+    says_something,
+    shared_magnitude,
+    squares_of_samples,
+    tolerance,
+    within_reach,
+)
 from ddpnopt.ddp.loss import AnyLoss, LinearLoss, Loss, UnknownLoss
+from ddpnopt.ddp.loss_search import Form
 from ddpnopt.linear.layer import in_precision
 
-NO_FORM = ("unknown", "squared_error")  # what a loss is taken for where nothing fits
-TRIES, AGAIN = 5, 16  # attempts without success after which the rare forms are tried so many steps later
-LATEST = 256  # … twice as many after each further one, up to so many
 FAR = 2.0  # times what is within reach of the outputs is the most that a loss of unknown form is taken to be
-
-
-@dataclass(frozen=True)
-class Form:
-    """What a loss has in common with that of the next step, which has other targets."""
-
-    kind: str
-    scale: float
-    dim: int
-    temperature: float
-    of_probabilities: bool
-
-    @classmethod
-    def of(cls, loss: Loss) -> Form | None:
-        """None where the form has more in it than a scale and a temperature."""
-        if loss.kind == "cross_entropy" and (loss.label is not None or loss.of_probabilities):
-            return None  # found as fast by itself
-        if isinstance(loss.weight, Tensor):
-            scale = float(loss.weight.max())  # of a squared error: a mask may change from step to step
-            if loss.kind != "squared_error" and not bool((loss.weight == scale).all()):
-                return None
-        else:
-            scale = loss.weight
-        if not scale > 0:  # a batch without loss
-            return None
-        return cls(loss.kind, scale, loss.dim, loss.temperature, loss.of_probabilities)
-
-
-@dataclass
-class Search:
-    """Whether to try the rare forms of losses, which takes longer than the step where none of them fits."""
-
-    steps: int = 0
-    failures: int = 0  # attempts in a row
-    again: int = 0  # the step in which they are tried next
-    last: Form | None = None  # what was found in the last step, where it is one that can be tried again
-    known: set[int] = field(default_factory=set)  # the outputs whose loss was found in the last step
-    apart: bool = False  # whether passes of one backward pass have been found to have losses of their own
-
-    def is_due(self, outputs: int) -> list[bool]:
-        """Whether to try them in this step, at each of several outputs."""
-        self.steps += 1
-        due = self.steps >= self.again
-        return [due or k in self.known for k in range(outputs)]
-
-    def note(self, losses: list[AnyLoss]) -> None:
-        """What was found in a step."""
-        self.known = {k for k, loss in enumerate(losses) if loss.certain or loss.kind not in NO_FORM}
-        success = len(self.known) == len(losses)
-        if success:  # it may be chance
-            self.failures, self.again = max(0, self.failures - 1), 0
-        elif self.steps >= self.again:
-            later = self.failures - TRIES + 1
-            self.failures += 1
-            self.again = self.steps + (min(AGAIN * 2**later, LATEST) if later >= 0 else 1)
-        only = losses[0] if len(losses) == 1 and success else None
-        self.last = Form.of(only) if isinstance(only, Loss) else None
 
 
 def recognise(
@@ -97,8 +45,8 @@ def recognise(
     if z.requires_grad or q.requires_grad:  # the same tensor has its losses computed once
         z, q = z.detach(), q.detach()
     tol = tolerance(z.dtype, q.dtype, precision or q.dtype)
-    if last is not None and total is not None and total > 0 and z.numel() > 0:
-        again = _again(last, z, q, mean, tol, total)
+    if last is not None and z.numel() > 0:
+        again = _again(last, z, q, mean, tol, total, value)
         if again is not None:
             return again
     incomplete: Loss | None = None  # certain by its gradient, but the loss has other parts
@@ -115,13 +63,26 @@ def recognise(
             return found if found.certain else replace(found, certain=True)
         if found.certain and incomplete is None:
             incomplete = replace(found, certain=sum_here <= total + slack)  # a penalty on the weights adds to it
-    return (
-        incomplete or guess or _linear(z, q, tol, total if value is None else value) or _other(z, q, mean, tol, total)
-    )
+    return incomplete or guess or without_form(z, q, mean, tol, total, value)
 
 
-def _again(last: Form, z: Tensor, q: Tensor, mean: bool, tol: float, total: float) -> Loss | None:
+def without_form(
+    z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None, value: float | None = None
+) -> AnyLoss:
+    """What a loss is taken for that has none of the forms with targets; the arguments are those of `recognise`."""
+    return _linear(z, q, tol, total if value is None else value) or _other(z, q, mean, tol, total)
+
+
+def _again(
+    last: Form, z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None, value: float | None
+) -> AnyLoss | None:
     """The loss in the form of the step before, if it has the gradient q and the value `total`."""
+    if last.kind == "sum of outputs":
+        return _linear(z, q, tol, total if value is None else value)
+    if total is None:
+        return _again_by_itself(last, z, q, tol)
+    if not total > 0:
+        return None
     if last.kind == "squared_error":
         squares = _squares(q)
         scale = squares[1] / (4 * total)
@@ -133,6 +94,16 @@ def _again(last: Form, z: Tensor, q: Tensor, mean: bool, tol: float, total: floa
     if found is None:
         return None
     return found if abs(_value_of(found, z, total) - total) <= 10 * tol * total else None
+
+
+def _again_by_itself(last: Form, z: Tensor, q: Tensor, tol: float) -> Loss | None:
+    """The loss in the form of the step before, at any scale, where the gradient alone says enough: hard targets."""
+    if last.kind != "binary_cross_entropy":
+        return None
+    match = binary.of_one_weight(*binary.on_logits(z, q, of_probabilities=last.of_probabilities), tol)
+    if match is None or isinstance(match[1], Tensor):  # elements without gradient may be those of other classes
+        return None
+    return Loss(last.kind, match[0], match[1], of_probabilities=last.of_probabilities)
 
 
 def _value_of(loss: Loss, z: Tensor, total: float) -> float:
@@ -154,17 +125,15 @@ def _binary_cross_entropy(
     z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None, rare: bool
 ) -> Iterator[Loss]:
     kind, weight = "binary_cross_entropy", 1.0 / z.numel() if mean else 1.0
-    p = torch.sigmoid(z)
-    t = torch.sub(p, q, alpha=1 / weight)
-    hard = t.clamp(0, 1).round_()
-    if float(torch.dist(t, hard, math.inf)) < max(tol, 1e-3):
+    hard = binary.usual_targets(z, q, weight, max(tol, 1e-3))
+    if hard is not None:
         yield Loss(kind, hard, weight, certain=says_something(q, weight, max(tol, 1e-3)))
         return
     if not rare or not bool((q != 0).any()):
         return
-    forms = [(p, torch.sigmoid(-z), q, False)]
+    forms = [(*binary.on_logits(z, q, of_probabilities=False), False)]
     if bool(((z >= 0) & (z <= 1)).all()):
-        forms.append((z, 1 - z, q * z * (1 - z), True))
+        forms.append((*binary.on_logits(z, q, of_probabilities=True), True))
     for p, not_p, grad, of_probabilities in forms:
         match = binary.hard_targets(p, not_p, grad, tol)
         if match is not None:
@@ -184,15 +153,33 @@ def _linear(z: Tensor, q: Tensor, tol: float, total: float | None) -> LinearLoss
     """Outputs that are the losses of the samples themselves: all with the same gradient, and their sum is the loss."""
     if total is None or z.numel() != len(z) or len(z) < 2:
         return None
-    first = q.flatten()[0]
-    if first == 0 or not bool(((q - first).abs() <= tol * first.abs()).all()):
+    first, least, most = float(q.flatten()[0]), *(float(end) for end in q.aminmax())
+    if first == 0 or not max(most - first, first - least) <= tol * abs(first):
         return None
     each = (q * z).double()
     if abs(float(each.sum()) - total) > 10 * tol * float(each.abs().sum()):
         return None
     least = float(each.min())
+    if not least > 0:
+        return LinearLoss(q, least)
     level = (total - FAR * within_reach(z, q)) / len(z)  # outputs far from zero (a critic's) say nothing of a minimum
     return LinearLoss(q, min(least, max(0.0, level)))
+
+
+def squares_again(
+    found: list[tuple[Tensor, Tensor, torch.dtype]], mean: bool, total: float, last: list[Form | None]
+) -> list[Loss] | None:
+    """Squared errors at several outputs (z, q, precision), if those of the step before have the value `total`."""
+    scales = [form.scale for form in last if form is not None and form.kind == "squared_error"]
+    if len(scales) < len(found) or not total > 0:
+        return None
+    squares = [_squares(q) for _, q, _ in found]
+    tols = [tolerance(z.dtype, q.dtype, narrow) for z, q, narrow in found]
+    apart = sum(size / (4 * scale) for (_, size), scale in zip(squares, scales, strict=True)) / total
+    if not abs(apart - 1) <= min(tols):
+        return None
+    each = zip(found, tols, scales, squares, strict=True)
+    return [_squared_error(z, q, mean, tol, apart * scale, sizes) for (z, q, _), tol, scale, sizes in each]
 
 
 def _other(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) -> AnyLoss:
@@ -200,20 +187,21 @@ def _other(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) ->
     squares, usual = _squares(q), _usual(z, mean)
     size = squares[1]
     if total is not None and total <= 0 < size:  # a loss below zero, such as a likelihood, has its minimum anywhere
-        return UnknownLoss.adding_up_to(within_reach(z, q), z, q)
+        return UnknownLoss.adding_up_to(within_reach(z, q, squares[0]), z, q, squares)
     if total is None or size == 0:
         if shared_magnitude(q, tol):
-            return UnknownLoss.adding_up_to(size / (4 * usual), z, q)
-        return Loss("squared_error", z - q / (2 * usual), usual, certain=size == 0)
+            return UnknownLoss.adding_up_to(size / (4 * usual), z, q, squares)
+        guess = Loss("squared_error", lambda: torch.sub(z, q, alpha=1 / (2 * usual)), usual, certain=size == 0)
+        return guess.knowing(z, in_precision(squares[0] / (4 * usual), q.dtype), size / (4 * usual))
     scale = size / (4 * total)  # of loss = scale * sum (z - t)^2
     if not has_usual_scale(scale, q, tol):  # its minimum may lie far above zero, where the gradient vanishes (Dice)
-        return UnknownLoss.adding_up_to(min(total, FAR * within_reach(z, q)), z, q)
+        return UnknownLoss.adding_up_to(min(total, FAR * within_reach(z, q, squares[0])), z, q, squares)
     return _squared_error(z, q, mean, tol, scale, squares)
 
 
 def _squares(q: Tensor) -> tuple[Tensor, float]:
     """|q_i|^2 of each sample, in double precision, (B,), and their sum."""
-    of_samples = torch.linalg.vector_norm(q.reshape(len(q), -1), dim=1, dtype=torch.float64).square_()
+    of_samples = squares_of_samples(q)
     return of_samples, float(of_samples.sum())
 
 

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from ddpnopt.ddp.evidence import enough, has_usual_scale
+from ddpnopt.ddp.evidence import enough, has_usual_scale, largest
 from ddpnopt.ddp.loss import Loss
 
 Match = tuple[Tensor, Tensor | float, bool]
@@ -19,21 +19,59 @@ Match = tuple[Tensor, Tensor | float, bool]
 
 def hard_targets(p: Tensor, not_p: Tensor, q: Tensor, tol: float) -> Match | None:
     """Targets 0 and 1 at any scale: one weight; one per target (pos_weight), also per column; or one per sample."""
-    live = q != 0
-    t = torch.where(live, q < 0, p > 0.5)
-    d = torch.where(t, -not_p, p)  # p - t
+    common = of_one_weight(p, not_p, q, tol)
+    if common is not None:
+        return common
+    live, t, d = _signs(p, not_p, q)
     masked = ~live & (d.abs() > tol)
     columns = torch.arange(p.shape[-1], device=p.device).expand(p.shape)
     samples = torch.arange(len(p), device=p.device).view(-1, *[1] * (p.dim() - 1)).expand(p.shape)
-    groupings = [torch.zeros_like(columns), t.long(), 2 * columns + t, samples]
-    for group in groupings[:2] if p.dim() == 1 else groupings:
+    groupings = [t.long(), 2 * columns + t, samples]
+    for group in groupings[:1] if p.dim() == 1 else groupings:
         w = _weights(group, d, q, live, tol)
         if w is not None:
-            weight: Tensor | float = torch.where(masked, 0.0, w[group])
-            if len(w) == 1 and not bool(masked.any()):
-                weight = float(w[0])
-            return t.to(p.dtype), weight, True
+            return t.to(p.dtype), torch.where(masked, 0.0, w[group]), True
     return None
+
+
+def of_one_weight(p: Tensor, not_p: Tensor, q: Tensor, tol: float) -> Match | None:
+    """Targets 0 and 1 of one weight, or without any; faster than `_weights`, as it selects no elements."""
+    live, t, d = _signs(p, not_p, q)
+    size, apart = q.abs(), d.abs()
+    distance = torch.where(live, apart, 0.0)
+    number, total = int(live.sum()), float(distance.sum(dtype=torch.float64))
+    w = float(size.sum(dtype=torch.float64)) / max(total, torch.finfo(q.dtype).tiny)
+    if not number or not largest(size - w * distance) <= tol * float(size.amax()) + 0.01 * tol * w:
+        return None
+    informative = live & ((distance - total / number).abs() > 5 * tol)
+    if int(informative.sum()) - 1 < enough(tol):
+        return None
+    masked = ~live & (apart > tol)
+    weight: Tensor | float = torch.where(masked, 0.0, w).to(q.dtype) if bool(masked.any()) else w
+    return t.to(p.dtype), weight, True
+
+
+def _signs(p: Tensor, not_p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Which elements have a gradient, which have the target 1, and p - t."""
+    live = q != 0
+    t = torch.where(live, q < 0, p > 0.5)
+    return live, t, torch.where(t, -not_p, p)
+
+
+def on_logits(z: Tensor, q: Tensor, *, of_probabilities: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """P(target 1) and P(target 0) at outputs z, and the gradient with respect to the logits."""
+    return (z, 1 - z, q * z * (1 - z)) if of_probabilities else (torch.sigmoid(z), torch.sigmoid(-z), q)
+
+
+def usual_targets(z: Tensor, q: Tensor, weight: float, near: float) -> Tensor | None:
+    """Targets 0 and 1 at logits z, all of one weight that is known; None where the gradient is another."""
+    first = (0,) * z.dim()  # most gradients of other losses are told there
+    t_first = 0.5 + 0.5 * math.tanh(0.5 * float(z[first])) - float(q[first]) / weight
+    if not min(abs(t_first), abs(t_first - 1)) < 2 * near:  # more than for all, for what rounding does
+        return None
+    t = torch.sub(torch.sigmoid(z), q, alpha=1 / weight)
+    hard = t.clamp(0, 1).round_()
+    return hard if largest(t.sub_(hard)) < near else None
 
 
 def _weights(group: Tensor, d: Tensor, q: Tensor, live: Tensor, tol: float) -> Tensor | None:
@@ -107,7 +145,7 @@ def with_scale(z: Tensor, q: Tensor, w: float, tol: float, *, of_probabilities: 
     if not _are_targets(t, tol):
         return None
     hard = t.round()
-    soft = not float(torch.dist(t, hard, math.inf)) < max(tol, 1e-3)
+    soft = not largest(t - hard) < max(tol, 1e-3)
     t = t.clamp_(0, 1) if soft else hard
     return Loss("binary_cross_entropy", t, w, of_probabilities=of_probabilities, soft=soft)
 

@@ -14,12 +14,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ddpnopt.ddp.evidence import enough, says_something
+from ddpnopt.ddp.evidence import enough, largest, says_something
 from ddpnopt.ddp.loss import Loss
 from ddpnopt.ddp.recognise_binary import hard_targets, two_targets
 
 MOST_CLASSES = 64  # for class weights together with label smoothing, which solve for two numbers per class
 MOST_PLACES = 4096  # that such a solution is computed from
+SOME = 2**10  # numbers from which on one place is looked at first
+MANY = 2**14  # numbers from which on the largest of a row takes longer to find than several sums
+FIRST = 8  # classes that are looked at there
 
 
 def cross_entropy(
@@ -30,7 +33,7 @@ def cross_entropy(
     if n < 2:
         return
     uniform = n / z.numel() if mean else 1.0
-    hard = _hard_labels(z, q, dim, uniform, tol)
+    hard = hard_labels(z, q, dim, uniform, tol)
     if hard is not None:  # the common case first
         yield hard
         return
@@ -65,17 +68,41 @@ def cross_entropy(
         yield soft
 
 
-def _hard_labels(z: Tensor, q: Tensor, dim: int, w: float, tol: float) -> Loss | None:
-    """One class at each place, and the usual weight."""
-    t = torch.softmax(z, dim).sub_(q, alpha=1 / w)
-    label = t.argmax(dim, keepdim=True)
-    apart = t.scatter_(dim, label, -1.0, reduce="add")
-    if not float(torch.linalg.vector_norm(apart, math.inf)) <= tol:
+def hard_labels(z: Tensor, q: Tensor, dim: int, w: float, tol: float) -> Loss | None:
+    """One class at each place, all places of weight w."""
+    if z.numel() >= SOME and not _may_be_hard(z, q, dim, w, tol):
+        return None
+    log_s = torch.log_softmax(z, dim)
+    label = _labels(log_s.exp().sub_(q, alpha=1 / w), dim, tol)
+    if label is None:
         return None
     found = Loss("cross_entropy", partial(_one_hot, label, z, dim), w, dim, label.squeeze(dim))
+    found = found.knowing(z, log_s.gather(dim, label).mul_(-w).flatten(1).sum(1))
     # at one place at least the probability of the label is no more than exp(-mean loss), which mostly says enough
     certain = -math.expm1(-found.total(z) / (w * label.numel())) > 7 * tol or says_something(q, w, tol)
     return found if certain else replace(found, certain=False)
+
+
+def _may_be_hard(z: Tensor, q: Tensor, dim: int, w: float, tol: float) -> bool:
+    """Whether the first place has hard targets: most gradients of other losses are told there."""
+    first = [0] * z.dim()
+    place: tuple[int | slice, ...] = (*first[:dim], slice(None), *first[dim + 1 :])
+    t = torch.softmax(z[place], 0).sub_(q[place], alpha=1 / w)
+    near = 2 * tol  # more than in all places, for what rounding does
+    return all(-near <= a <= near or -near <= a - 1 <= near for a in t[:FIRST].tolist())
+
+
+def _labels(t: Tensor, dim: int, tol: float) -> Tensor | None:
+    """The classes of one-hot targets t, which this overwrites; None where they are not one-hot."""
+    if t.numel() < MANY or t.device.type != "cpu":
+        label = t.argmax(dim, keepdim=True)
+        return label if largest(t.scatter_(dim, label, -1.0, reduce="add")) <= tol else None
+    hard = t.round()
+    if not largest(t.sub_(hard)) <= tol or float(hard.amin()) < 0 or not bool((hard.sum(dim) == 1).all()):
+        return None
+    # much faster than argmax; in double precision, where products of integers are exact in any mode
+    classes = torch.arange(t.shape[dim], dtype=torch.float64)
+    return (hard.movedim(dim, -1).double() @ classes).long().unsqueeze(dim)
 
 
 def with_scale(z: Tensor, q: Tensor, dim: int, w: float, temperature: float, tol: float) -> Loss | None:

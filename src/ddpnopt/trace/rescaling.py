@@ -170,7 +170,12 @@ def penalty(record: LayerRecord, average: Average = list) -> Parts | None:
         return grads if norm(grads) > 0 else None
     own = average(own_gradient(record))
     other = [g - o for g, o in zip(grads, own, strict=True)]
-    return other if norm(other) > rounding(record) * norm(own) else None
+    return other if _size(other) > rounding(record) * _size(own) else None
+
+
+def _size(parts: Parts) -> float:
+    """The norm, in one operation where there is one part: many layers are looked at in each step."""
+    return float(torch.linalg.vector_norm(parts[0])) if len(parts) == 1 else norm(parts)
 
 
 def find_penalties(layers: list[LayerRecord], average: Average, peers: Together | None, share: float) -> None:
