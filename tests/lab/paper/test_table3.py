@@ -137,5 +137,6 @@ def test_columns_can_be_chosen_and_an_unknown_one_is_an_error(tmp_path: Path) ->
     full = columns(Context(tmp_path, full=True))
     assert all(each.size.n_train is None for each in full)
     images = [each for each in full if each.images]
+    assert all((each.slow == each.whole) != each.convolutional for each in images), "E-MSA on all of them, but for CNNs"
     assert all(each.tuning.n_train is not None and each.seeds == 3 for each in images)
     assert {each.batch_size for each in images} == {32, 128}

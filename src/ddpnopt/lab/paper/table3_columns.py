@@ -112,6 +112,8 @@ class Column:
         if context.full:
             fewer = self.images and context.seeds is None
             chosen = replace(chosen, size=self.whole, seeds=min(chosen.seeds, SLOW_SEEDS) if fewer else chosen.seeds)
+            if self.images and not self.convolutional:  # E-MSA takes minutes there, on a CNN hours
+                chosen = replace(chosen, slow=self.whole)
         if not context.quick:
             return chosen
         n_train = None if self.name == "wine" else 320 if self.name == "digits" else 640
