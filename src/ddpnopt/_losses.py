@@ -126,6 +126,15 @@ def per_sample(losses: Losses) -> Tensor:
     return found[0] if len(found) == 1 else torch.stack(found).sum(0)
 
 
+def change_of_samples(losses: Losses, recording: Recording, outputs: list[Tensor]) -> Tensor | None:
+    """By how much each sample's recorded loss is above that at other outputs, (B,); None where it is not known."""
+    if not recording.used_outputs or recording.scalars:
+        return None
+    each = zip(recording.used(outputs), losses, strict=True)
+    others = per_sample([(in_precision(z, recorded.dtype), loss) for z, (recorded, loss) in each])
+    return recording.of_rows(per_sample(losses) - others).double()
+
+
 def rounding(recording: Recording, losses: Losses | None, loss: float) -> float:
     """How well a batch loss is known: by its own precision, and by that of the outputs it was computed from."""
     used = [(recording.outputs[k], recording.q[k]) for k in recording.used_outputs]

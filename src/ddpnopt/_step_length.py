@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ddpnopt._checks import ADVICE, not_finite
 from ddpnopt._losses import rounding
+from ddpnopt.ddp.part import keep_part
+from ddpnopt.ddp.rollouts import REACTED
 from ddpnopt.ddp.step_length import REACH, RESOLUTION, SHRINK, Evidence
 from ddpnopt.ddp.value import ScaleFree
 from ddpnopt.linear.layer import spectral_norm, stacked
@@ -62,12 +64,10 @@ def rounding_of(step: Step) -> float:
 def accept_length(step: Step, found: Evidence, after: float | None) -> float:
     """By what to shorten the step, which then is made again; 1 if it is kept.
 
-    Only a step that goes completely wrong, or changes the network too much, is refused. How far the model was from the
-    truth is remembered.
+    Only a step that goes completely wrong is refused, or one that changes the network too much where a part of it would
+    not be a shorter step. How far the model was from the truth is remembered.
     """
-    length, rollouts, change = step.opt._length, step.opt._rollouts, None
-    if after is not None and step.loss_before is not None and found.loss > 0:
-        change = (after - step.loss_before) / found.loss
+    length, change = step.opt._length, _change(step, found, after)
     if length.shorter:  # this is a longer one, on trial
         back = length.shorter / step.fraction
         if back < 1.0 and not length.is_better(change):
@@ -81,28 +81,74 @@ def accept_length(step: Step, found: Evidence, after: float | None) -> float:
         length.refuse(step.asked)
         return SHRINK
     share = _share_changed(step, norms)
+    reaction = 0.0 if step.planned or step.value is None else step.value.reaction()
     if not length.is_within_reach(share, step.fraction):
-        return REACH / share
-    if step.shorter == 1.0 and not length.shorter:
+        kept = REACH / share
+        if reaction > REACTED:
+            return kept
+        norms, change = _keep_part(step, norms, kept), _change(step, found, _loss_after_part(step))
+        if change is not None and not change <= 0:  # then the layers have something to react to
+            return kept
+    elif step.shorter == 1.0 and not length.shorter:
         if length.is_to_be_tested(found, step.fraction, change):
             return SHRINK
         longer = length.longer_to_try(step.fraction, change)
         if longer > 1.0:
             return longer
+    _learn(step, found, change, reaction)
+    if step.rest:
+        share = _mean_share_changed(step, norms)
+        step.opt._parameters.update_by_distance(step.rest, step.opt._distance, share)
+    return 1.0
+
+
+def _change(step: Step, found: Evidence, after: float | None) -> float | None:
+    """The change of the loss by the step, relative to it; None where it is not known."""
+    if after is None or step.loss_before is None or found.loss <= 0:
+        return None
+    return (after - step.loss_before) / found.loss
+
+
+def _learn(step: Step, found: Evidence, change: float | None, reaction: float) -> None:
+    """Take in what a step has shown that is kept."""
+    length, rollouts = step.opt._length, step.opt._rollouts
     if found.loss > 0:
         error = length.error(found, step.fraction, change)
         planned = (step.planned or step.unjudged) and step.loss_before is not None
         length.learn(found, step.asked, step.fraction, change, planned=planned, steps=1 + rollouts.planned)
         if not step.planned and step.value is not None:
-            rollouts.observe(step.asked, step.value.reaction(), error, length.kappa)
+            rollouts.observe(step.asked, reaction, error, length.kappa)
     elif not step.planned:  # a batch without loss: nothing can be wrong with the plan
         rollouts.observe(step.asked, 0.0, 0.0, length.kappa)
     if step.planned:
         rollouts.follow(step.asked)
-    if step.rest:
-        share = _mean_share_changed(step, norms)
-        step.opt._parameters.update_by_distance(step.rest, step.opt._distance, share)
-    return 1.0
+
+
+def _keep_part(step: Step, norms: list[float], share: float) -> list[float]:
+    """Keep this share of a step that has changed a layer too much; what is left of the norms of its updates.
+
+    A planned step is linear in its length: its share is the step that asks for this share of the fraction. A step whose
+    layers have reacted no more than a plan is trusted for is as close to it, so that neither is made again.
+    """
+    for stage, update in zip(step.stages, step.updates, strict=True):
+        keep_part(stage, update, share)
+    step.asked *= share
+    step.fraction *= share
+    return [share * norm for norm in norms]
+
+
+def _loss_after_part(step: Step) -> float | None:
+    """The loss after the part of a step that is kept, by a pass of its own; None where it tells nothing.
+
+    That of the whole step says little of it, and a plan that has gone too far is not to be trusted unseen.
+    """
+    step.unjudged = step.unjudged or is_beyond_precision(step)  # the whole of it may have been within
+    if step.loss_before is None or step.unjudged:
+        return None
+    assert step.recording is not None
+    step.outputs, step.planned = step.passes.replay(step.recording, lambda t, x: None), False
+    loss = step._batch_loss(step.outputs)
+    return None if loss is None else step._total(loss)
 
 
 def _share_changed(step: Step, norms: list[float]) -> float:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from ddpnopt._losses import change_of_samples
 from ddpnopt._step_length import TOLERATED, rounding_of
+from ddpnopt.ddp.step_length import NOISE
 
 if TYPE_CHECKING:
     from ddpnopt._step import Step
@@ -46,7 +48,28 @@ def _is_cleared(step: Step) -> bool:
     if not outputs:
         return True  # nothing is known that could be taken back
     before = step._batch_loss(outputs)
-    return before is not None and step._total(now) <= (1 + TOLERATED) * step._total(before) + rounding_of(step)
+    if before is None:
+        return False
+    raised = step._total(now) > (1 + TOLERATED) * step._total(before) + rounding_of(step)
+    return not raised or _rests_on_few(step, outputs)
+
+
+def _rests_on_few(step: Step, outputs: list[Tensor]) -> bool:
+    """Whether a few samples have raised the loss of this batch, and not the batch: a roll-out would have kept the step.
+
+    The batch that made the step is gone, and this one stands for it as any other would: by the mean increase of its
+    samples, as far as that is beyond its standard error. A single sample that fits badly is no more than one of those.
+    """
+    if step.losses is None or step.recording is None or step.inside:
+        return False
+    change = change_of_samples(step.losses, step.recording, outputs)
+    if change is None:
+        return False
+    n, total, squares = (step.peers.total(float(part)) for part in (len(change), change.sum(), change.square().sum()))
+    if n < 2 or not math.isfinite(squares):
+        return False
+    variance = (squares / n - (total / n) ** 2) / (n - 1)  # of the mean
+    return total / n <= NOISE * math.sqrt(max(variance, 0.0))
 
 
 def take_back_if_not_finite(step: Step) -> bool:

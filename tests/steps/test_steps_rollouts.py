@@ -224,6 +224,29 @@ def test_a_planned_step_is_not_taken_back_for_a_loss_that_was_as_large_before_it
     assert any(not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))  # a step of its own
 
 
+@pytest.mark.parametrize(("samples", "undone"), [(1, 0), (24, 1)], ids=["one sample", "the batch"])
+def test_a_planned_step_is_taken_back_where_it_has_raised_the_loss_of_the_batch_and_not_that_of_one_sample(
+    samples: int, undone: int
+) -> None:
+    """One sample can fare as badly by chance: a roll-out of the step on its own batch would have kept it."""
+    torch.manual_seed(0)
+    model = nn.Linear(9, 3)
+    opt, data = DDPNOpt(model), [(torch.cat([x, torch.zeros(24, 1)], 1), y) for x, y in batches(60)]
+    losses_of(model, data, opt)
+    while opt._rollouts.planned == 0:
+        losses_of(model, data[:1], opt)
+    x, y = data[0]
+    x = x.clone()
+    x[:samples, 8] = 1.0
+    change = torch.where(torch.arange(3) == y[0], -500.0, 500.0)
+    with torch.no_grad():  # as if the step had led there
+        model.weight[:, 8] += change
+        opt.state[model.weight]["update"][0][:, 8] -= change
+    losses_of(model, [(x, y)], opt)
+    assert opt.report.undone == undone
+    assert opt._rollouts.planned == 0, "the step of this batch is rolled out"
+
+
 @pytest.mark.parametrize("period", [2, 3, 4, 5, 7, 8, 16])
 def test_roll_outs_come_to_every_place_of_a_loop_with_a_period_and_equally_often(period: int) -> None:
     rollouts = Rollouts(LONGEST)
