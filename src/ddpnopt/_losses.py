@@ -110,7 +110,7 @@ def _shared_out(total: float, found: Outputs, mean: bool, rare: list[bool], last
         if rare[k] or losses[k][1].kind not in NO_FORM:
             losses[k] = (z, recognise(z, q, mean, level, narrow, rare=rare[k], last=last[k]))
         else:  # none of the plain forms fits, with or without a level
-            losses[k] = (z, without_form(z, q, mean, tol, level))
+            losses[k] = (z, without_form(z, q, mean, tol, level, rare=False))
     return losses
 
 

@@ -15,6 +15,7 @@ from ddpnopt._losses import Losses, recognised_losses
 from ddpnopt.ddp import recognise as search_module
 from ddpnopt.ddp.loss import Loss
 from ddpnopt.ddp.loss_search import AGAIN, NO_FORM, TRIES
+from ddpnopt.ddp.recognise import recognise
 
 
 def cosine(z: Tensor, y: Tensor) -> Tensor:
@@ -267,3 +268,12 @@ def test_labels_and_losses_are_the_same_for_few_and_for_many_numbers(shape: tupl
     wanted = each.detach().flatten(1).sum(1) if each.dim() > 1 else each.detach()
     torch.testing.assert_close(found.per_sample(z.detach()), wanted / each.numel())
     torch.testing.assert_close(found.per_sample(z.detach().clone()), wanted / each.numel())
+
+
+def test_a_scale_that_is_round_by_chance_is_not_believed_where_no_form_has_fitted() -> None:
+    z, t = torch.randn(16, 3), torch.randn(16, 3)
+    for factor, kind in ((1.0, "squared_error"), (0.3, "unknown")):
+        scale = factor / z.numel()
+        total = scale * float((z - t).square().sum())
+        assert recognise(z, 2 * scale * (z - t), True, total).kind == "squared_error"
+        assert recognise(z, 2 * scale * (z - t), True, total, rare=False).kind == kind

@@ -63,14 +63,14 @@ def recognise(
             return found if found.certain else replace(found, certain=True)
         if found.certain and incomplete is None:
             incomplete = replace(found, certain=sum_here <= total + slack)  # a penalty on the weights adds to it
-    return incomplete or guess or without_form(z, q, mean, tol, total, value)
+    return incomplete or guess or without_form(z, q, mean, tol, total, value, rare=rare)
 
 
 def without_form(
-    z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None, value: float | None = None
+    z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None, value: float | None = None, *, rare: bool = True
 ) -> AnyLoss:
     """What a loss is taken for that has none of the forms with targets; the arguments are those of `recognise`."""
-    return _linear(z, q, tol, total if value is None else value) or _other(z, q, mean, tol, total)
+    return _linear(z, q, tol, total if value is None else value) or _other(z, q, mean, tol, total, rare)
 
 
 def _again(
@@ -182,8 +182,12 @@ def squares_again(
     return [_squared_error(z, q, mean, tol, apart * scale, sizes) for (z, q, _), tol, scale, sizes in each]
 
 
-def _other(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) -> AnyLoss:
-    """A squared error if the loss says so, or if it is not known and nothing speaks against it."""
+def _other(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None, rare: bool) -> AnyLoss:
+    """A squared error if the loss says so, or if it is not known and nothing speaks against it.
+
+    Of any hundred batches about one has by chance a scale that people write: where no form has fitted so far, without
+    `rare`, only the usual scale counts.
+    """
     squares, usual = _squares(q), _usual(z, mean)
     size = squares[1]
     if total is not None and total <= 0 < size:  # a loss below zero, such as a likelihood, has its minimum anywhere
@@ -194,7 +198,8 @@ def _other(z: Tensor, q: Tensor, mean: bool, tol: float, total: float | None) ->
         guess = Loss("squared_error", lambda: torch.sub(z, q, alpha=1 / (2 * usual)), usual, certain=size == 0)
         return guess.knowing(z, in_precision(squares[0] / (4 * usual), q.dtype), size / (4 * usual))
     scale = size / (4 * total)  # of loss = scale * sum (z - t)^2
-    if not has_usual_scale(scale, q, tol):  # its minimum may lie far above zero, where the gradient vanishes (Dice)
+    expected = abs(scale - usual) <= tol * usual or (rare and has_usual_scale(scale, q, tol))
+    if not expected:  # its minimum may lie far above zero, where the gradient vanishes (Dice)
         return UnknownLoss.adding_up_to(min(total, FAR * within_reach(z, q, squares[0])), z, q, squares)
     return _squared_error(z, q, mean, tol, scale, squares)
 
