@@ -128,3 +128,11 @@ def test_batches_without_loss_are_no_reason_to_roll_out() -> None:
         model[-1].bias.fill_(50.0)  # beyond all margins
     opt = train(model, lambda: F.relu(1 - model(x)).mean(), 100)
     assert opt.report.planned > 80
+
+
+def test_a_large_constant_is_not_taken_for_the_entropy_of_soft_targets() -> None:
+    torch.manual_seed(24)  # where its size is round in that sense, by chance
+    model = WithLoss(1e4)
+    x, y = torch.randn(32, 8), torch.randn(32, 3)
+    train(model, lambda: model(x, y), 300)
+    assert F.mse_loss(model.net(x), y).item() < 0.01  # 0.92 if it is

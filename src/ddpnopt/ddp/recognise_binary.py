@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from ddpnopt.ddp.evidence import enough, has_usual_scale, largest
+from ddpnopt.ddp.evidence import enough, has_usual_scale, largest, says_something
 from ddpnopt.ddp.loss import Loss
 
 Match = tuple[Tensor, Tensor | float, bool]
@@ -131,7 +131,7 @@ def any_targets(total: float, z: Tensor, p: Tensor, q: Tensor, tol: float) -> Ma
     """Any targets, if the loss is known: it is linear in w, sum(w H(p) + q z) with H(p) the entropy."""
     entropy = -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p)).double().sum()
     w = float((total - (q.double() * z.double()).sum()) / entropy.clamp_min(1e-300))
-    if w > 0 and has_usual_scale(w, q, tol):
+    if w > 0 and has_usual_scale(w, q, tol) and says_something(q, w, tol):  # else all targets are the outputs
         t = p - q / w
         if _are_targets(t, tol):
             return t.clamp(0, 1), w, False
