@@ -267,7 +267,8 @@ def main() -> None:
     table = markdown_table(head, [row for name, runs in results.items() for row in rows(name, runs)])
     machine, versions = facts()
     note = f"- machine: {machine}\n- torch threads: {options.threads}\n- versions: {versions}\n"
-    note += f"- command: `{shlex.join(['python', 'benchmarks/larger.py', *sys.argv[1:]])}`\n"
+    arguments = ["FOLDER" if each == str(options.data) else each for each in sys.argv[1:]]
+    note += f"- command: `{shlex.join(['python', 'benchmarks/larger.py', *arguments])}`\n"
     (options.out / "larger.md").write_text(f"{note}\nSeconds are those of the training alone.\n\n{table}\n")
     draw(results, options.out / "larger")
     print(table)

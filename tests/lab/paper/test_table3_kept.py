@@ -46,6 +46,14 @@ def test_with_another_number_of_seeds_a_data_set_replaces_itself_too(tmp_path: P
     assert not any(note.startswith("digits, fcn: 15") for note in new.notes)
 
 
+def test_a_note_on_a_data_set_that_is_measured_again_is_dropped(tmp_path: Path) -> None:
+    notes = ("WINE: seven seeds.", "DIGITS: fifteen seeds.")
+    folder = write(ITEM, result("WINE", "DIGITS", notes=notes), Context(tmp_path, quick=False))
+    new = with_earlier(result("DIGITS"), [DIGITS], folder, "again")
+    assert "WINE: seven seeds." in new.notes
+    assert "DIGITS: fifteen seeds." not in new.notes
+
+
 def test_the_notes_say_which_command_measured_each_data_set_and_keep_the_set_up_of_the_others(tmp_path: Path) -> None:
     folder = earlier(tmp_path)
     first = json.loads((folder / "result.json").read_text(encoding="utf-8"))["machine"].rpartition("`ddpnopt")[2]

@@ -73,8 +73,8 @@ def _by_command(chosen: Sequence[Column], kept: Sequence[Column], earlier: dict[
 
 def _still_true(earlier: dict[str, Any], result: Result, kept: Sequence[Column]) -> list[str]:
     """The earlier notes that say something of the data sets which are kept, or of all."""
-    setups = {_setup(column): column in kept for column in COLUMNS}
-    gone = tuple(start for start, stays in setups.items() if not stays)
+    stays = {start: column in kept for column in COLUMNS for start in (_setup(column), f"{column.label}: ")}
+    gone = tuple(start for start, stay in stays.items() if not stay)
     found = [note for note in earlier["notes"] if f": {MEASURED} " not in note and not note.startswith("Runs by the ")]
     now = tuple(note[:SAME] for note in result.notes)
     return [note for note in found if not note.startswith((*now, *gone))]

@@ -82,9 +82,9 @@ def notes(context: Context, columns: Sequence[Column]) -> list[str]:
     made = [how_run(context, each.task(each.size), each.seeds) for each in columns]
     images = dict.fromkeys(each.dataset for each in columns if each.dataset in IMAGE_SETS)
     made += [text for name in images if (text := status(name, context.data_dir).note)]
-    if not context.full and any(each.size.n_train is not None for each in columns):
+    if images:
         made.append(
-            "Image sets: a part of the training images, drawn again by each seed, so that two cores suffice; "
-            "--full takes all of them, with learning rates chosen on that part."
+            "Image sets: where a number of training images is named, a part of them, drawn again by each seed; --full "
+            "takes all of them. Learning rates are chosen on a part in any case."
         )
     return made
