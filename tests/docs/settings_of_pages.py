@@ -88,9 +88,6 @@ NOT_MEASURED: dict[str, dict[str, tuple[str, ...]]] = {
         SETTING: (
             "a character GPT of 3.2 million parameters",
             "in windows of 128 characters",
-            "to 28 x 28 pixels",
-            "over three to 150 seeds",
-            "a part of 10,000 images",
         ),
     },
     "docs/method.md": {
