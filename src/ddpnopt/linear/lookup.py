@@ -102,7 +102,7 @@ class RowsOfIds:
         self.values = self._values(p)  # (N, d)
 
     def _values(self, p: Tensor) -> Tensor:
-        rows = _sum_rows(p.reshape(*self._inverse.shape, -1), self._inverse, len(self.id))
+        rows = _sum_rows(p.reshape(*self._inverse.shape, p.shape[-1]), self._inverse, len(self.id))
         return rows if self.layer.padding_idx is None else rows * self._trained[:, None]
 
     def _scaled(self, metric: Metric) -> Tensor:
@@ -125,7 +125,7 @@ class RowsOfIds:
         first, last = (torch.searchsorted(those.id, self.id, right=after) for after in (False, True))
         met = last - first  # rows of the same id, for each row
         total, distinct = int(met.sum()), len(torch.unique_consecutive(self.id))
-        if GATHERED * total < self.samples * those.samples * distinct:  # few ids per sample
+        if GATHERED * total <= self.samples * those.samples * distinct:  # few ids per sample, or none
             return self._over_meetings(left, right, those, first, met, total)
         return self._over_ids(left, right, those)
 
