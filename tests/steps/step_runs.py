@@ -70,3 +70,20 @@ def losses_of(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], opt: D
         losses.append(loss.item())
         assert weights(model).isfinite().all()
     return losses
+
+
+class Residual(nn.Module):
+    """With a norm, so that its layers are not stacked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inside, self.norm, self.out = (
+            nn.Linear(5, 7),
+            nn.Linear(7, 7),
+            nn.LayerNorm(7),
+            nn.Linear(7, 3),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        return self.out(self.norm(h + torch.tanh(self.inside(h))))

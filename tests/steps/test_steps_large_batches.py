@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from step_runs import Residual
 from torch import Tensor, nn
 
 from ddpnopt import DDPNOpt, _step
@@ -17,21 +18,6 @@ from ddpnopt.trace import arrangement
 @pytest.fixture(autouse=True)
 def _few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrangement, "MOST", 8)
-
-
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.inside, self.norm, self.out = (
-            nn.Linear(5, 7),
-            nn.Linear(7, 7),
-            nn.LayerNorm(7),
-            nn.Linear(7, 3),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.first(x))
-        return self.out(self.norm(h + torch.tanh(self.inside(h))))
 
 
 class Loose(nn.Module):

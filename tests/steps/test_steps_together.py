@@ -5,27 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from step_runs import Residual
+from torch import Tensor
 
 from ddpnopt import DDPNOpt
 from ddpnopt.ddp.value import scale_free
-
-
-class Residual(nn.Module):
-    """With a norm, so that its layers are not stacked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.inside, self.norm, self.out = (
-            nn.Linear(5, 7),
-            nn.Linear(7, 7),
-            nn.LayerNorm(7),
-            nn.Linear(7, 3),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.first(x))
-        return self.out(self.norm(h + torch.tanh(self.inside(h))))
 
 
 def trained(closed_loop: bool | None) -> tuple[list[Tensor], list[object]]:
